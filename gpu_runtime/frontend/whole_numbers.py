@@ -18,6 +18,7 @@ from gpu_runtime.frontend.normalize import Steps, replace_by, stored
 from gpu_runtime.frontend.quantized import DEQUANTIZE, QUANTIZE, check_parameters
 from gpu_runtime.frontend.queries import attribute, constant, is_read, name_of, operand, operands, shape_of, single_reader
 
+SUBTRACTED = ", zero point subtracted"  # ends the name of a tensor in place of ONNX's
 BOUNDS = {ir.DataType.INT8: (-128, 127), ir.DataType.UINT8: (0, 255)}
 # Operators of 8-bit tensors that place or compare their elements, whatever the zero point.
 MOVES = frozenset(
@@ -100,8 +101,9 @@ def _quantize(model: ir.Model, node: ir.Node, quantized: Quantized, relus: Colle
     else:
         y = build.add("", "Clip", y, build.stored("_low", low), build.stored("_high", high))
     whole = _replaced(model, node, build)
-    quantized[whole] = Held(zero, dtype)
+    _hold(quantized, whole, Held(zero, dtype))
     if relu is not None and relu in relus:
+        whole.name = relu.outputs[0].name
         ir.convenience.replace_all_uses_with(relu.outputs[0], whole)
         model.graph.remove(relu, safe=True)
 
@@ -190,8 +192,9 @@ def _move(model: ir.Model, node: ir.Node, quantized: Quantized) -> None:
         return
     smooth = node.op_type == "Resize" and attribute(node, "mode", "nearest") != "nearest"
     if node.op_type not in MOVES or smooth:
+        name = name_of(read[0]).removesuffix(SUBTRACTED)
         raise ModelError(
-            f"{title} reads the quantised tensor {read[0].name!r}, and no kernel computes it in integers: "
+            f"{title} reads the quantised tensor {name!r}, and no kernel computes it in integers: "
             "put a DequantizeLinear in front of it, and a QuantizeLinear behind"
         )
     if held.zero.ndim or any(not np.array_equal(quantized[v].zero, held.zero) for v in read):
@@ -199,7 +202,14 @@ def _move(model: ir.Model, node: ir.Node, quantized: Quantized) -> None:
     _move_constants(model, node, held)
     for y in node.outputs:
         y.dtype = ir.DataType.FLOAT
-        quantized[y] = held
+        _hold(quantized, y, held)
+
+
+def _hold(quantized: Quantized, y: ir.Value, held: Held) -> None:
+    """Notes that a tensor holds whole numbers, under another name than ONNX's where that tensor has other values."""
+    quantized[y] = held
+    if np.any(held.zero) and not y.is_graph_output():
+        y.name = f"{y.name}{SUBTRACTED}"
 
 
 def _with_zero_point(model: ir.Model, node: ir.Node, held: Held) -> ir.Value:
@@ -335,7 +345,7 @@ def _up(model: ir.Model, node: ir.Node, key: Key) -> bool:
         made.outputs[0].dtype, made.outputs[0].shape = key.dtype, v.shape
         model.graph.insert_before(place, made)
         place.replace_input_with(i, made.outputs[0])
-    y.dtype = key.dtype
+    y.dtype, y.name = key.dtype, q.name
     ir.convenience.replace_all_uses_with(q, y)
     model.graph.remove(node, safe=True)
     return True
@@ -378,6 +388,7 @@ def _behind(model: ir.Model, node: ir.Node, place: ir.Node, key: Key) -> None:
     made.outputs[0].dtype, made.outputs[0].shape, y.dtype = ir.DataType.FLOAT, y.shape, key.dtype
     ir.convenience.replace_all_uses_with(y, made.outputs[0])
     made.replace_input_with(0, y)
+    made.outputs[0].name, y.name = y.name, f"{y.name}, whole numbers"
     model.graph.insert_after(place, made)
 
 
