@@ -298,8 +298,7 @@ def _coding(node: onnx.NodeProto, name: str, dims: tuple[int, ...], tensors: Map
     size = dims[axis] if -len(dims) <= axis < len(dims) else 1
     if not all(v.size in (1, size) for v in (scales, zeros)) or not (np.isfinite(scales) & (scales > 0)).all():
         return None
-    parts = tuple(scales.tolist()), tuple(zeros.tolist())
-    return Coding(back, *parts, axis, BOUNDS[kind])
+    return Coding(back, tuple(scales.tolist()), tuple(zeros.tolist()), axis, BOUNDS[kind])
 
 
 def seen_dims(t: TensorProto, views: Iterable[View]) -> tuple[int, ...]:

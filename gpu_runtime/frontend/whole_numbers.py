@@ -7,7 +7,7 @@ its scale. Operators between the two that only move or compare elements compute 
 Example: s = 0.5, z = 3, uint8: x = 1.25 gives 2.5, then 2 (halves to even), within -3 to 252; ONNX stores 5. Dequantised: 1.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -142,10 +142,8 @@ def _dequantized_terms(y: ir.Value) -> list[tuple[ir.Node, np.ndarray]]:
 
 def _sum(build: Steps, add: ir.Node | None, terms: list[tuple[ir.Node, np.ndarray]], scale: np.ndarray) -> ir.Value:
     """Makes (a * s + b * t) / u as a * (s / u) + b * (t / u): a convolution that makes a scales it, and then adds b."""
-    products = []
-    for of, s in terms:
-        factor = build.stored(f", factor of {of.name}", s / scale)
-        products.append(build.add(f", {of.name}", "Mul", operand(of), factor))
+    factors = [build.stored(f", factor of {of.name}", s / scale) for of, s in terms]
+    products = [build.add(f", {of.name}", "Mul", operand(of), factor) for (of, _), factor in zip(terms, factors, strict=True)]
     y = build.add("", "Add", *products)
     build.steps[-1].name = None if add is None else add.name  # which it stands for
     return y
@@ -169,9 +167,8 @@ def _scaled_behind(model: ir.Model, node: ir.Node) -> None:
     """Lets a convolution of groups, which has no kernel for integers, read whole numbers: its weights are scaled instead."""
     of, w = operand(node).producer(), constant(node.inputs[1])
     if of is not None and of.meta.get("dequantizes") and w is not None:
-        scaled = stored(model, f"{node.name}_scaled", w * constant(operand(of, 1)))
         node.replace_input_with(0, operand(of))
-        node.replace_input_with(1, scaled)
+        node.replace_input_with(1, stored(model, f"{node.name}_scaled", w * constant(operand(of, 1))))
 
 
 def _replaced(model: ir.Model, node: ir.Node, build: Steps) -> ir.Value:
@@ -259,16 +256,12 @@ class Key:
     axis: int | None
 
 
-Rule = Callable[[ir.Model, ir.Node, Key], bool]  # returns whether it changed the graph
-
-
 def travel(model: ir.Model) -> set[ir.Node]:
     """Moves QuantizeLinear up and DequantizeLinear down through operators that place or compare elements, in place, and removes
     those that undo each other or are equal. Every tensor keeps its values.
 
     Returns the Relus between that now compare whole numbers with the zero point.
     """
-    rules: tuple[Rule, ...] = (_once, _undone, _up, _down)
     changed, moved = True, False
     while changed:
         changed = False
@@ -278,7 +271,7 @@ def travel(model: ir.Model) -> set[ir.Node]:
             if not is_read(node.outputs[0]):
                 model.graph.remove(node, safe=True)
             elif key := _key(node):
-                changed |= any(rule(model, node, key) for rule in rules)
+                changed |= any(rule(model, node, key) for rule in (_once, _undone, _up, _down))
         moved |= changed
     if moved:
         model.graph.sort()
@@ -331,14 +324,14 @@ def _places(node: ir.Node, kinds: Collection[str]) -> bool:
 
 def _up(model: ir.Model, node: ir.Node, key: Key) -> bool:
     """Moves a QuantizeLinear in front of the operator whose only reader it is, if that is the only reader of its inputs."""
-    y, q = operand(node), node.outputs[0]
-    place = y.producer()
+    y, q, place = operand(node), node.outputs[0], operand(node).producer()
     if node.op_type != QUANTIZE or key.axis is not None or q.is_graph_output() or single_reader(y) is not node:
         return False
     if place is None or not _places(place, (*KEEP, "Concat")):
         return False
     read = operands(place) if place.op_type == "Concat" else (operand(place),)
-    if not all(_like(v.producer(), DEQUANTIZE, key) or _is_own(v, place) for v in read):
+    own = (v.producer() and v.dtype == ir.DataType.FLOAT and single_reader(v) is place for v in read)  # of no other reader
+    if not all(alone or _like(v.producer(), DEQUANTIZE, key) for v, alone in zip(read, own, strict=True)):
         return False
     for i, v in enumerate(read):
         made = ir.node(QUANTIZE, [v, *node.inputs[1:]], name=node.name if len(read) == 1 else f"{node.name}, {i}")
@@ -349,11 +342,6 @@ def _up(model: ir.Model, node: ir.Node, key: Key) -> bool:
     ir.convenience.replace_all_uses_with(q, y)
     model.graph.remove(node, safe=True)
     return True
-
-
-def _is_own(v: ir.Value, place: ir.Node) -> bool:
-    """Whether a computed tensor has this node as its only reader."""
-    return v.producer() is not None and v.dtype == ir.DataType.FLOAT and single_reader(v) is place
 
 
 def _down(model: ir.Model, node: ir.Node, key: Key) -> bool:
