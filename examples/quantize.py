@@ -1,8 +1,9 @@
 """From FP32 to an INT8 engine with 2:4 weights, by onnxruntime's quantiser; accuracy on digits in FP16, INT8 and INT8 with 2:4.
 
-Needs onnxruntime (`pip install onnxruntime`). Without a GPU the engines run in the emulator, and their times are predicted.
+It needs a clone of gpu_runtime, whose trained networks of digits it takes, onnxruntime, and the extras `build` and one that
+runs engines (`cuda13`, or `emulator` without a GPU, where times are predicted):
 
-    python examples/quantize.py [DEVICE]
+    python -m examples.quantize [DEVICE]
 """
 
 import sys

@@ -9,7 +9,7 @@ from types import ModuleType
 from cuda_kernels.device import Device
 from tactics import fp32
 from tactics.families import array_function, table
-from tactics.format import WHOLE, Format
+from tactics.format import WHOLE, Format, is_bytes
 from tactics.kernels import KERNELS
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import Problem, ReformatProblem
@@ -117,7 +117,7 @@ def accepts(problem: Problem, tactic: Tactic, device: Device) -> bool:
     single = _single(problem, tuple("fp32" if f.dtype == "fp32" else "fp16" for f in formats))
     if tactic in single or any(tactic in at_edges(t, *around) for t in single):
         return True
-    if any(f.dtype in WHOLE for f in formats) and not isinstance(problem, ReformatProblem):
+    if any(map(is_bytes, formats)) and not isinstance(problem, ReformatProblem):
         only = _base(tactic.tile)
         return tactic in set(_of_bytes(problem, [f.dtype for f in formats], device, only))
     first = table.OF_PROBLEM.get(type(problem), {}).get(family)

@@ -44,6 +44,17 @@ def test_the_loop_from_dense_to_sparse():
     assert sparse["dense"] == 0 < sparse["pruned"] == sparse["tuned"]
 
 
+@pytest.mark.full
+def test_int8_is_as_right_as_fp16():
+    pytest.importorskip("onnxruntime.quantization")
+    words = [sys.executable, "-m", "examples.quantize", "l4"]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    rows = re.findall(r"^(\w+) (FP16|INT8): ([\d.]+)% .*, (\d+) layers in INT8, (\d+) sparse", said, re.M)
+    assert [row[:2] for row in rows] == [(f"digits_{w}", kind) for w in ("dense", "sparse") for kind in ("FP16", "INT8")]
+    assert all(float(right) > 98.5 and (int(whole) > 10) == (kind == "INT8") for _, kind, right, whole, _ in rows)
+    assert int(rows[3][4]) > 8
+
+
 @pytest.mark.parametrize("module", ["torch", "sklearn"])
 def test_what_training_needs_is_told_before_pruning(module, tmp_path):
     """Where a package is missing: its name and the extra, and no line of results."""

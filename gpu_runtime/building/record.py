@@ -24,7 +24,7 @@ from gpu_runtime.runtime.findings import Choices, IfPruned, RangeRecord, Solutio
 from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanRecord, Producer, Profile, Section
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.text import clipped
-from tactics.format import WHOLE
+from tactics.format import is_bytes
 from tactics.planner.plan import Plan, holds
 from tactics.problems.protocol import Feature
 
@@ -131,7 +131,7 @@ def precisions(table: tables.Table, chosen: Plan) -> dict[str, str]:
         entry = chosen.entries.get(op.name)
         if not op.layer or entry is None or entry.tactic is None or not holds(op.when, chosen.options):
             continue
-        if entry.tactic.ins[0].dtype in WHOLE:
+        if is_bytes(entry.tactic.ins[0]):
             found[op.layer] = ""
         elif integers.group_of(op.layer) in offered or Feature.MULTIPLIED in op.problem.needs:
             found[op.layer] = "the plan is faster with it in FP16"

@@ -14,7 +14,7 @@ from gpu_runtime.runtime.findings import Floor, KernelTime, LibraryKernel, Other
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace, Timing
 from gpu_runtime.text import printable
 from tactics import codec
-from tactics.format import LAYOUTS, TRT_NAMES, TRT_TYPES, WHOLE, strides, wording
+from tactics.format import LAYOUTS, TRT_NAMES, TRT_TYPES, is_bytes, strides, wording
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import (
@@ -294,7 +294,7 @@ def _conv(layer: Layer, p: Any) -> Keys:
 
 
 def _weights_type(layer: Layer) -> str:
-    if layer.tactic and layer.tactic.ins[0].dtype in WHOLE:
+    if layer.tactic and is_bytes(layer.tactic.ins[0]):
         return "int8"
     return "fp32" if layer.tactic and layer.tactic.kernel.endswith("fp32") else "fp16"
 
