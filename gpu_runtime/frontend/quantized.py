@@ -125,7 +125,7 @@ class _Spelling:
             self.nodes.append(helper.make_node(QUANTIZE, [made, scale, zero], [y], f"{node.name or y}_quantize"))
 
     def _softmax(self, node: onnx.NodeProto, given: dict[str, onnx.AttributeProto]) -> None:
-        """Turns the attributes of QLinearSoftmax into those of Softmax, which has one axis from opset 13 on."""
+        """Converts the attributes of a QLinearSoftmax to those of Softmax. Raises ModelError where opsets differ."""
         meant = given.pop("opset").i if "opset" in given else WITH_AXIS
         if (meant >= WITH_AXIS) != (self.opset >= WITH_AXIS):
             raise ModelError(

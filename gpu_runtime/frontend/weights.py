@@ -48,7 +48,7 @@ class Coding:
         return self._real(v) if self.back else self._whole(v)
 
     def undone(self, v: np.ndarray) -> np.ndarray:
-        """Returns an array, as FP32, of which the node makes `v`."""
+        """Returns the FP32 array from which the node computes `v`."""
         return self._whole(v) if self.back else self._real(v)
 
     def _real(self, q: np.ndarray) -> np.ndarray:

@@ -160,9 +160,8 @@ class Point:
         whole, first = out.whole, out.inside.channel if out.inside else 0
         flat = self._shared.gpu.read(self._shared.arena + whole.offset, whole.nbytes)
         values = from_memory(flat.view(DTYPES[whole.format.dtype]), whole.format, whole.shape4)
-        values = (
-            values.astype(np.float16) if is_bytes(whole.format) else values
-        )  # as if stored in FP16: differences do not wrap
+        if is_bytes(whole.format):  # as if stored in FP16: differences do not wrap
+            values = values.astype(np.float16)
         return self._asked(values[:, first : first + out.shape4[1]])
 
     def _asked(self, values: np.ndarray) -> np.ndarray:
