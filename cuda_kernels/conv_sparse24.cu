@@ -10,8 +10,8 @@
 //
 // The trick: weights are operand A, the only one that may be sparse, and selectors 0 and 1 read one metadata load twice.
 //
-// X_BYTES: a stage has 128 of K, whose bytes lie as those of 64 halfs would, and a step 64. A word of metadata describes 32
-// columns of one row, so a lane has a word for each step.
+// X_BYTES: a stage has 128 of K, whose bytes lie as those of 64 halfs would, and a step 64. A word of metadata describes 32 columns of
+// one row, so a lane has a word for each step.
 #include "implicit_gemm.cuh"
 
 static_assert(BK == 64, "a metadata word covers two k32 steps");
@@ -19,13 +19,20 @@ static_assert(MT % 2 == 0 || BM == 16, "a warp has whole pairs of 16-row tiles, 
 
 struct SparseProduct {
   static constexpr int A_TILE = 2 * 512;  // bytes of one 16-row tile per stage: two k32 steps of kept values
-  static constexpr int WORDS = X_BYTES ? 2 : 1;  // of metadata of a lane, for each tile
-  static constexpr int E_PAIR = 32 * 8 * WORDS;  // metadata of two: a lane's words lie beside each other, one load brings all
+#if X_BYTES
+  static constexpr int WORDS = 2, E_PAIR = 32 * 16;  // of metadata per lane, tile and stage; bytes of those of two tiles
+#else
+  static constexpr int E_PAIR = 32 * 8;   // metadata of two: a lane's words lie beside each other, one load brings both
+#endif
   // Where a stage takes longer than L2, metadata comes straight to registers, a stage ahead: the port of shared memory, which
   // holds these tiles back, sees it once or twice instead of three times. A block of 64 rows and 4 warps would wait for it; so
   // would those of other architectures that have more than two stages (benchmarks/NOTES.md).
   static constexpr bool LARGE = MT == 4 && BM >= 128;
-  static constexpr bool DIRECT = LARGE && !X_BYTES && (STAGES == 2 || __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ == 1000 && BM == 128));
+#if X_BYTES
+  static constexpr bool DIRECT = false;
+#else
+  static constexpr bool DIRECT = LARGE && (STAGES == 2 || __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ == 1000 && BM == 128));
+#endif
   static constexpr int E_BYTES = DIRECT ? 0 : (BM + 31) / 32 * E_PAIR;
   static constexpr int E_AT = BM / 16 * A_TILE, B_AT = E_AT + E_BYTES;
   static constexpr int PARTS = NT >= 4 ? 2 : 1, PART = NT / PARTS;  // of a k32 step, along pixels: fewer registers hold pixels
@@ -44,7 +51,11 @@ struct SparseProduct {
                                            : Turn{6, 9, 0, 3, 3, 4};
   u32 a_at, e_at, b_at;  // of this lane in a stage, first step
   uint4 a[2][MT], b[2][PART];
+#if X_BYTES
   u32 e[MT][WORDS], next_e[MT][WORDS];
+#else
+  u32 e[MT], next_e[MT];
+#endif
   bool odd;  // of a tile of 16 rows: whether its words are the second ones of its pair
   Prologue chunk[2][4];
   const char* next_pair[DIRECT ? MT / 2 : 1];  // where this lane's words of the next stage are
@@ -65,15 +76,19 @@ struct SparseProduct {
     }
   }
 
+#if X_BYTES
+  __device__ __forceinline__ void next_metadata(bool) {}
+#else
   __device__ __forceinline__ void next_metadata(bool more) {
     if (!DIRECT) return;
 #pragma unroll
     for (int i = 0; i < MT / 2; ++i) {
       if (more) next_pair[i] += E_PAIR;
       const uint2 words = ldg_64(next_pair[i]);
-      next_e[2 * i][0] = words.x, next_e[2 * i + 1][0] = words.y;
+      next_e[2 * i] = words.x, next_e[2 * i + 1] = words.y;
     }
   }
+#endif
 
   __device__ __forceinline__ void fetch(u32 stage, int step) {
     const int k = step / PARTS, part = step % PARTS;
@@ -86,8 +101,8 @@ struct SparseProduct {
         if (MT > 1) next_e[(i + 1) % MT][0] = words.z, next_e[(i + 1) % MT][1] = words.w;
 #else
         const uint2 words = lds_64(stage + e_at + i / 2 * E_PAIR);
-        next_e[i][0] = MT == 1 && odd ? words.y : words.x;
-        if (MT > 1) next_e[i + 1][0] = words.y;
+        next_e[i] = MT == 1 && odd ? words.y : words.x;
+        if (MT > 1) next_e[i + 1] = words.y;
 #endif
       }
     }
@@ -107,9 +122,13 @@ struct SparseProduct {
     const int k = step / PARTS, part = step % PARTS;
     if (step == 0) {
 #pragma unroll
-      for (int i = 0; i < MT; ++i)
-#pragma unroll
-        for (int word = 0; word < WORDS; ++word) e[i][word] = next_e[i][word];
+      for (int i = 0; i < MT; ++i) {
+#if X_BYTES
+        e[i][0] = next_e[i][0], e[i][1] = next_e[i][1];
+#else
+        e[i] = next_e[i];
+#endif
+      }
     }
 #pragma unroll
     for (int j = 0; j < PART; ++j) {
@@ -121,9 +140,9 @@ struct SparseProduct {
         mma_sp_16864_bytes<X_BYTES == 2>(acc[i][part * PART + j], a[k][i], v, e[i][k]);
 #else
         if (k == 0)
-          mma_sp_16832<0>(acc[i][part * PART + j], a[k][i], v, e[i][0]);
+          mma_sp_16832<0>(acc[i][part * PART + j], a[k][i], v, e[i]);
         else
-          mma_sp_16832<1>(acc[i][part * PART + j], a[k][i], v, e[i][0]);
+          mma_sp_16832<1>(acc[i][part * PART + j], a[k][i], v, e[i]);
 #endif
       }
     }

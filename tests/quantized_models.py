@@ -1,4 +1,4 @@
-"""Quantises a model as NVIDIA's ModelOpt does: int8 with zero point 0, Q and DQ in front of each Conv and Gemm and on one branch of
+"""Quantises a model as ModelOpt does: int8 with zero point 0, Q and DQ in front of each Conv and Gemm and on one branch of
 each residual Add, weights with a scale for each output channel, biases and all else in floating point.
 """
 
@@ -16,7 +16,9 @@ def ranges(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tensors: lis
     wide.CopyFrom(model)
     outputs = {o.name for o in wide.graph.output}
     inputs = {i.name for i in wide.graph.input}
-    wide.graph.output.extend(helper.make_tensor_value_info(t, TensorProto.FLOAT, None) for t in tensors if t not in outputs | inputs)
+    wide.graph.output.extend(
+        helper.make_tensor_value_info(t, TensorProto.FLOAT, None) for t in tensors if t not in outputs | inputs
+    )
     session = ort.InferenceSession(wide.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [o.name for o in session.get_outputs()]
     found = dict(zip(names, session.run(names, dict(feeds)), strict=True)) | dict(feeds)
@@ -24,8 +26,9 @@ def ranges(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tensors: lis
 
 
 def modelopt(model: onnx.ModelProto, largest: Mapping[str, float], outputs: bool = False) -> onnx.ModelProto:
-    """Returns the quantised model. `largest`: tensor -> its largest magnitude, as `ranges` finds it; `outputs`: each Conv's output
-    is quantised, too."""
+    """Returns the quantised model. `largest`: tensor -> its largest magnitude, as `ranges` finds it; `outputs`: each Conv's
+    output is quantised, too.
+    """
     graph = model.graph
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     weighted = [n for n in graph.node if n.op_type in ("Conv", "Gemm")]
@@ -40,7 +43,9 @@ def modelopt(model: onnx.ModelProto, largest: Mapping[str, float], outputs: bool
             for name, value in ((f"{t}_scale", scale), (f"{t}_zero", np.int8(0))):
                 initializers[name] = numpy_helper.from_array(np.array(value), name)
             q = helper.make_node("QuantizeLinear", [t, f"{t}_scale", f"{t}_zero"], [f"{t}_q"], name=f"{t}_QuantizeLinear")
-            dq = helper.make_node("DequantizeLinear", [f"{t}_q", f"{t}_scale", f"{t}_zero"], [f"{t}_dq"], name=f"{t}_DequantizeLinear")
+            dq = helper.make_node(
+                "DequantizeLinear", [f"{t}_q", f"{t}_scale", f"{t}_zero"], [f"{t}_dq"], name=f"{t}_DequantizeLinear"
+            )
             nodes.extend([q, dq])
             pairs[t] = f"{t}_dq"
         return pairs[t]

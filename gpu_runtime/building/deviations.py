@@ -4,6 +4,9 @@ FP16 storage alone causes an error of some 3e-4 of a tensor, and a network's lay
 infinite or NaN but finite in FP32, or an output's error is more than FAR times the error of rounding it once, the responsible
 layers are found: those whose error is at least JUMP times the error of all their inputs. Their inputs then become FP32
 (gpu_runtime.precision.cliffs).
+
+Whole numbers, of a quantised network, are off by one where a sum in FP16 rounds otherwise, which FP32 elsewhere would not help.
+Their error of rounding is that of `quantize` itself, half a step at most, and so is that of all that is computed with them.
 """
 
 import math
@@ -15,11 +18,13 @@ import numpy as np
 from gpu_runtime.network import FP16_MAX, FP16_NORMAL, Network, Op
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.precision import execution
+from gpu_runtime.rewrites import integers
 from gpu_runtime.runtime.findings import Compared
 from tactics.planner import plan
 
 FAR = 32.0  # an output's error over that of rounding it once: 0.7 % of a usual tensor; networks of 100 layers reach 17
 JUMP = 16.0  # a layer's error over the largest of its inputs'
+STEP = 1 / math.sqrt(12)  # the root mean square of what rounding to whole numbers takes away
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,25 +130,34 @@ def _errors(
     network: Network, ops: list[Op], feeds: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]
 ) -> dict[str, Error]:
     errors: dict[str, Error] = {}
+    steps: dict[str, float] = {}  # tensor -> the error that `quantize` left in it
     with np.errstate(all="ignore"):
         for op, y in execution.run(ops, execution.inputs(network, feeds)):
-            if op.name in got and y.dtype == np.float32:
-                errors[op.output] = _compared(got[op.name].astype(np.float32), y)
-            elif y.dtype == np.float32:  # a place in another tensor: its error is that tensor's
-                errors[op.output] = Error(max((_error(errors, t) for t in op.inputs), default=0.0), _compared(y, y).own)
+            if y.dtype != np.float32:
+                continue
+            step = steps[op.output] = max([_step(op, y), *(steps.get(t, 0.0) for t in op.inputs)])
+            if op.name in got:
+                errors[op.output] = _compared(got[op.name].astype(np.float32), y, step)
+            else:  # a place in another tensor: its error is that tensor's
+                errors[op.output] = Error(max((_error(errors, t) for t in op.inputs), default=0.0), _compared(y, y, step).own)
     return errors
 
 
-def _compared(got: np.ndarray, y: np.ndarray) -> Error:
+def _step(op: Op, y: np.ndarray) -> float:
+    """Returns the error of rounding to whole numbers, for an op whose results y they are; else 0."""
+    return _norm(np.full(y.shape, STEP), y) if integers.ending(op.problem).name == "quantize" else 0.0
+
+
+def _compared(got: np.ndarray, y: np.ndarray, step: float) -> Error:
     """Computes an error in doubles, as FP32's largest number may be a mask. Infinite values must be equal; NaN in FP32 is
-    ignored.
+    ignored. `step`: the error that `quantize` left in y.
     """
     finite, infinite = np.isfinite(y), np.isinf(y)
     wrong = not np.isfinite(got[finite]).all() or not np.array_equal(got[infinite], y[infinite])
     got, y = (a[finite].astype(np.float64) for a in (got, y))
     # Beyond FP16's range only the precision of rounding counts.
     rounded = np.where(np.abs(y) < FP16_MAX, y.astype(np.float16).astype(np.float64), y * (1 + 2.0**-12))
-    own = max(_norm(rounded - y, y), 2.0**-13)
+    own = max(_norm(rounded - y, y), 2.0**-13, step)
     return Error(math.inf if wrong else _norm(got - y, y), own)
 
 

@@ -202,7 +202,10 @@ NO_VERSIONS = "an engine runs on one architecture and with the gpu_runtime that 
 NO_SAFE = "there is no safety runtime or restricted build: leave it out"
 NO_DEBUG = "an engine keeps no debug tensors: Context.trace in Python returns the output of every layer"
 NO_CAFFE = "models are read from ONNX only: export the network to ONNX and give --onnx=FILE"
-NO_CALIBRATION = "kernels compute in FP16, not INT8: leave it out, or give inputs for the range with --calibration=FILE.npz"
+NO_CALIBRATION = (
+    "scales of INT8 come from the model's QuantizeLinear: quantize it with onnxruntime or ModelOpt; "
+    "--calibration=FILE.npz gives inputs for FP16's range"
+)
 NO_BATCH = "the batch is part of the input's size: give --shapes=NAME:{value}x3x224x224 with the input's name and size"
 NO_ACCURACY = "a build compares no outputs: gpu-runtime compare MODEL ENGINE compares them with onnxruntime, layer by layer"
 ALWAYS_TIMED = "every tactic that may be the fastest is timed, until its times agree; --builderOptimizationLevel times fewer"
@@ -238,7 +241,8 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("ignored", ALWAYS_TIMED, "--avgTiming= --minTiming= --maxTactics= --heuristic"),
     *_rows("ignored", OWN_KERNELS, "--tacticSources= --preview= --tilingOptimizationLevel= --l2LimitForTiling="),
     *_rows("ignored", STATIC, "--allocationStrategy= --persistentCacheRatio= --monitorMemory"),
-    *_rows("ignored", "all kernels compute in FP16 with FP32 accumulation", "--best --stronglyTyped --explicitPrecision"),
+    *_rows("ignored", "kernels compute in FP16, those between QuantizeLinear and DequantizeLinear in INT8, too, where that is "
+           "faster", "--best --stronglyTyped --explicitPrecision"),
     *_rows("ignored", "kernels and times are kept in the cache folder; --timingCacheFile=FILE keeps the times elsewhere",
            "--noCompilationCache --tempdir= --tempfileControls="),
     *_rows("ignored", "there is one runtime, and it is not stored in the engine", "--useRuntime= --leanDLLPath= "
@@ -246,9 +250,8 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
     *_rows("ignored", "normalizations have kernels of their own", "--pi --pluginInstanceNorm --nativeInstanceNorm --ni"),
     *_rows("ignored", "kernels run on GPUs only", "--allowGPUFallback"),
     *_rows("ignored", "there are no plugins", "--ignoreParsedPluginLibs"),
-    *_rows("refused", "kernels compute in FP16 with FP32 accumulation: leave it out, and give the model before quantization "
-           "(without QuantizeLinear and DequantizeLinear)",
-           "--int8"),
+    *_rows("ignored", "layers between QuantizeLinear and DequantizeLinear run in INT8 where that is faster; other layers have "
+           "no scales: quantize the model first, docs/quantization.md", "--int8"),
     *_rows("refused", NO_LOW, "--bf16 --fp8 --int4"),
     *_rows("refused", NO_CALIBRATION, "--calib= --calibProfile= --minShapesCalib= --optShapesCalib= --maxShapesCalib="),
     *_rows("refused", NO_DLA, "--useDLACore= --buildDLAStandalone --layerDeviceTypes= --adjustForDLA --reportCapabilityDLA "

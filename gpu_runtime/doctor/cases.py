@@ -21,10 +21,11 @@ PROBLEMS: dict[str, tuple[Problem, ...]] = {k.name: table.OF_KERNEL[k.name].CASE
 
 
 def able(kernel: str, problem: Problem, device: Device) -> list[Tactic]:
-    """Returns the kernel's tactics for one of its problems; on FP32 tensors if the kernel has no problems of other types
-    (KERNELS).
+    """Returns the kernel's tactics for one of its problems; on bytes or on FP32 tensors if the kernel has no problems of FP16
+    ones (KERNELS).
     """
-    dtypes = () if KERNELS[kernel].problems else ("fp32",) * len(problem.all_shapes)
+    row = KERNELS[kernel]
+    dtypes = ("fp16" if row.problems else "int8" if row.whole else "fp32",) * len(problem.all_shapes)
     return [t for t in candidates(problem, device, dtypes) if t.kernel == kernel]
 
 

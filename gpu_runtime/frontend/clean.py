@@ -94,6 +94,8 @@ def _check_node(node: ir.Node) -> None:
         dims = _floored(node, dims) if node.op_type == "Conv" or attribute(node, "ceil_mode", 0) else dims
         if any(d < 1 for d in dims) or math.prod(dims) > LARGEST_TENSOR:
             raise unusable_size(title, name_of(out), dims, inputs)
+    if node.op_type == "Conv" and (bias := (*inputs, (1,))[2]) not in ((1,), (channels := shape_of(node.outputs[0])[1],)):
+        raise ModelError(f"{title}: expected a bias for each of {channels} output channels, got the shape {list(bias)}")
     if node.op_type == "Reshape":
         before, after = (list(shape_of(v)) for v in (operand(node), node.outputs[0]))
         if math.prod(before) != math.prod(after):

@@ -377,7 +377,7 @@ def respell(rules: Mapping[str, Rule], model: ir.Model) -> None:
 def stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     """Adds a stored constant to the graph and returns it."""
     tensor = ir.tensor(array, name=name)
-    value = ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+    value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
     model.graph.register_initializer(value)
     return value
 

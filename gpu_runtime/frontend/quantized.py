@@ -61,7 +61,7 @@ def is_quantizer(node: onnx.NodeProto) -> bool:
 
 def spell(proto: onnx.ModelProto) -> None:
     """Spells all operators of integers with QuantizeLinear and DequantizeLinear of ONNX, without the attributes of newer
-    opsets. Raises ModelError where these ask for what kernels lack.
+    opsets. Raises ModelError where these need other kernels.
     """
     for graph in (*graphs_in(proto.graph.node), proto.graph):
         if any(map(_form, graph.node)):

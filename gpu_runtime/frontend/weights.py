@@ -44,7 +44,7 @@ class Coding:
     bounds: tuple[int, int]
 
     def applied(self, v: np.ndarray) -> np.ndarray:
-        """Returns what the node makes of an array, as FP32."""
+        """Returns the node's result for an array, as FP32."""
         return self._real(v) if self.back else self._whole(v)
 
     def undone(self, v: np.ndarray) -> np.ndarray:
@@ -284,8 +284,8 @@ def views_of_constants(
 
 
 def _coding(node: onnx.NodeProto, name: str, dims: tuple[int, ...], tensors: Mapping[str, TensorProto]) -> Coding | None:
-    """Returns what a quantiser does to a view, of shape `dims`, of a stored tensor; None if its scales are not stored, or are
-    invalid.
+    """Returns the function of a quantiser that reads a view, of shape `dims`, of a stored tensor; None if its scales are not
+    stored, or are invalid.
     """
     back, axis = node.op_type == CODINGS[1], int_attribute(node, "axis", 1)
     scale, zero = (tensors.get(n) for n in (*node.input[1:], "")[:2])

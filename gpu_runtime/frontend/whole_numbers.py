@@ -32,7 +32,7 @@ KEEP = ("DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "SpaceToDepth
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What whole numbers lack of a quantised tensor: its zero point, FP64, a number or one for each channel; its type."""
+    """The zero point, FP64, a number or one for each channel, and the type of a tensor that is held as whole numbers."""
 
     zero: np.ndarray
     dtype: ir.DataType
@@ -230,7 +230,7 @@ def _end(model: ir.Model, y: ir.Value, held: Held) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What two nodes share that quantise alike. `zeros`: () if all are 0; `axis`: of several scales, else None."""
+    """The parameters of a quantiser. `zeros`: () if all are 0; `axis`: of several scales, else None."""
 
     scales: tuple[float, ...]
     zeros: tuple[int, ...]
@@ -265,7 +265,7 @@ def travel(model: ir.Model) -> set[ir.Node]:
 
 
 def _key(node: ir.Node) -> Key | None:
-    """Returns what a node quantises by; None if that is computed."""
+    """Returns the parameters of a node; None if they are computed."""
     scale, given = constant(operand(node, 1)), node.inputs[2] if len(node.inputs) > 2 else None
     zero, whole = constant(given), node.outputs[0] if node.op_type == QUANTIZE else operand(node)
     dtype = whole.dtype
@@ -292,7 +292,7 @@ def _once(model: ir.Model, node: ir.Node, key: Key) -> bool:
 
 
 def _undone(model: ir.Model, node: ir.Node, key: Key) -> bool:
-    """Removes a QuantizeLinear of what DequantizeLinear made with the same parameters: whole numbers stay what they are."""
+    """Removes a QuantizeLinear behind a DequantizeLinear of the same parameters, which together change no whole number."""
     back, q = operand(node).producer(), node.outputs[0]
     if node.op_type != QUANTIZE or back is None or not _like(back, DEQUANTIZE, key) or q.is_graph_output():
         return False
@@ -309,7 +309,7 @@ def _places(node: ir.Node, kinds: Collection[str]) -> bool:
 
 
 def _up(model: ir.Model, node: ir.Node, key: Key) -> bool:
-    """Moves a QuantizeLinear in front of the operator that it alone reads, and that alone reads its own tensors."""
+    """Moves a QuantizeLinear in front of the operator whose only reader it is, if that is the only reader of its inputs."""
     y, q = operand(node), node.outputs[0]
     place = y.producer()
     if node.op_type != QUANTIZE or key.axis is not None or q.is_graph_output() or single_reader(y) is not node:
@@ -375,7 +375,7 @@ def _fills(place: ir.Node) -> bool:
 
 
 def _passes(place: ir.Node, key: Key) -> bool:
-    """Whether whole numbers can pass through a node as what is dequantised can, without more to compute."""
+    """Whether whole numbers can pass through a node in place of dequantised ones, without more to compute."""
     y = place.outputs[0]
     if y.is_graph_output():
         return False

@@ -149,8 +149,8 @@ class _Epilogues:
     def _quantized_after(
         self, act: Activation, tensor: str, convs: Sequence[Conv]
     ) -> tuple[float, Activation, tuple[Op[Any], ...]]:
-        """Returns (the scale, the bounds, the ops) of a QuantizeLinear that alone reads a tensor, the result of an activation:
-        these convolutions' epilogues can do it behind a residual; no ops if there is none.
+        """Returns (the scale, the bounds, the ops) of a QuantizeLinear, the only reader of a tensor, the result of an
+        activation: these convolutions' epilogues can do it behind a residual; no ops if there is none.
         """
         free = act.name != "quantize" and not any(conv.op.problem.epilogue.act_first for conv in convs)
         found, used = self.chains.scales_after(tensor, "") if free else ([], ())

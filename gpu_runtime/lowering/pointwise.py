@@ -41,7 +41,7 @@ def pointwise_at(node: Node) -> Unit | None:
 
 
 def quantize_at(node: Node) -> Unit | None:
-    """Returns a Round and the Clip to whole numbers that alone reads it as one stage; None for other nodes."""
+    """Returns a Round and the Clip to whole numbers that is its only reader as one stage; None for other nodes."""
     clip = single_reader(node.outputs[0]) if node.op_type == "Round" else None
     if clip is None or clip.op_type != "Clip" or len(clip.inputs) != 3 or type_of(operand(node)) != FLOAT:
         return None

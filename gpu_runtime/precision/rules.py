@@ -166,11 +166,12 @@ def _decisions(found: _Found, known: intervals.Known) -> None:
 def _differences(found: _Found, known: intervals.Known) -> None:
     """Applies the third rule."""
     given, statistics = {t.name for t in found.network.inputs}, _statistics(found.network)
+    coarse = _coarse(found.network)
     for op in found.network.ops:
         if not known.keys() >= set(op.inputs):
             continue  # of another option, which gives the same
         p, tensors, name = op.problem, [t for t in op.inputs if t in given], "its input"
-        if isinstance(p, PointwiseProblem) and p.stages and p.stages[-1].op == "quantize":
+        if not coarse.isdisjoint((*op.inputs, op.output)):
             continue  # rounding to 8 bits hides FP16's
         if isinstance(p, PointwiseProblem):
             if any(_may_cancel(v, s.op, b or _scalar(s)) for s, v, b, _ in intervals.along(op, known) if s.op in SUMS_OF_TWO):
@@ -185,6 +186,18 @@ def _differences(found: _Found, known: intervals.Known) -> None:
         if tensors:
             found.reads.add(op.output)
             found.back(tensors, f"{op.name} takes differences of {name}")
+
+
+def _coarse(network: Network) -> set[str]:
+    """Returns the tensors that hold few values: rounded to 8 bits, such numbers times a scale, or moves of either."""
+    found: set[str] = set()
+    for op in network.ops:
+        p, end = op.problem, getattr(op.problem, "epilogue", None)
+        names = [s.op for s in p.stages] if isinstance(p, PointwiseProblem) else [end.act.name, end.last.name] if end else []
+        scaled = isinstance(p, PointwiseProblem) and [*{*names}] == ["mul"] and found.issuperset(op.inputs)
+        if "quantize" in names or scaled or (isinstance(p, MOVES) and found.issuperset(op.inputs)):
+            found.add(op.output)
+    return found
 
 
 def _statistics(network: Network) -> set[str]:

@@ -69,7 +69,7 @@ def _results(op: Op[Any], found: Numbers) -> Interval | None:
     """Returns the interval of the op's results if they are whole numbers; else None. `found`: of the tensors before."""
     p = op.problem
     if not isinstance(p, (ViewProblem, MoveProblem, ConcatProblem)) and not (isinstance(p, PoolProblem) and p.kind == "max"):
-        end = _last(p)
+        end = ending(p)
         return Interval(*end.params) if end.name == "quantize" else None
     ins = [found.get(t) for t in op.inputs]
     if isinstance(p, MoveProblem) and p.kind == "window":
@@ -78,7 +78,7 @@ def _results(op: Op[Any], found: Numbers) -> Interval | None:
     return reduce(Interval.hull, known) if known and len(known) == len(ins) else None
 
 
-def _last(p: Problem) -> Activation:
+def ending(p: Problem) -> Activation:
     """Returns the activation that makes a problem's results; NONE where something else does."""
     if isinstance(p, ChainedProblem):
         p = p.chain

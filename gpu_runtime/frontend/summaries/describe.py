@@ -4,13 +4,14 @@ import math
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import check, importer, load
+from gpu_runtime.frontend import check, importer, load, quantized
 from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.text import sizes_option
 from tactics.problems.operators import OPERATORS
@@ -69,9 +70,18 @@ def describe(path: Path) -> ModelInfo:
             sum(math.prod(t.dims) for t in weights),
             tuple(sorted({_type(t.data_type) for t in weights})),
             _sparsity(path),
-            tuple(load.title(node) for node in check.unsupported(proto, OPERATORS)),
+            _missing(proto),
             importer.example_shapes(graph),
         )
+
+
+def _missing(proto: onnx.ModelProto) -> tuple[str, ...]:
+    """Returns the titles of nodes without a kernel. Operators of integers that are spelled otherwise have one; `proto` is used
+    up.
+    """
+    with suppress(ModelError):  # the model's problem is found again
+        quantized.spell(proto)
+    return tuple(load.title(node) for node in check.unsupported(proto, OPERATORS))
 
 
 def _sparsity(path: Path) -> str:

@@ -59,7 +59,10 @@ def test_error_at_every_fp16_number(name):
     assert units.max() <= (1.3 if name == "gelu" else 0.502), x[units.argmax()]
 
 
-@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name not in ("none", "prelu", "clip", "hard_sigmoid", "quantize")])
+BOUNDED = ("clip", "hard_sigmoid", "quantize")
+
+
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name not in ("none", "prelu", *BOUNDED)])
 def test_nan_stays_and_infinity_is_the_limit(name):
     y = computed(name, np.array([np.nan, np.inf, 0, 0, 0, 0, 0, 0], np.float32))
     assert np.isnan(y[0])

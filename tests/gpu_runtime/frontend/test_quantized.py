@@ -39,9 +39,9 @@ GEMMS = [("g gs gz", dict(transB=1)), ("h gs gz", {}), ("h gs gz", dict(alpha=0.
 def weights() -> dict[str, np.ndarray]:
     """Of 7 bits, since onnxruntime saturates pairs of larger products on processors without VNNI."""
     rng = np.random.default_rng(0)
-    found = {
+    found: dict[str, np.ndarray] = {
         "w": rng.integers(-63, 64, (8, 4, 3, 3)).astype(np.int8), "ws": rng.uniform(0.01, 0.03, 8).astype(np.float32),
-        "wz": np.zeros(8, np.int8), "wz0": np.int8(3), "bias": rng.integers(-3000, 3000, 8, np.int32),
+        "wz": np.zeros(8, np.int8), "wz0": np.asarray(3, np.int8), "bias": rng.integers(-3000, 3000, 8, np.int32),
         "m": rng.integers(0, 256, (5, 7)).astype(np.uint8), "mi": rng.integers(-63, 64, (5, 7)).astype(np.int8),
         "ms": rng.uniform(0.01, 0.03, 7).astype(np.float32), "mz": np.zeros(7, np.int8),
         "r": rng.integers(0, 256, X).astype(np.uint8),
@@ -49,7 +49,7 @@ def weights() -> dict[str, np.ndarray]:
         "gs": rng.uniform(0.01, 0.03, 9).astype(np.float32), "gz": np.zeros(9, np.int8),
         "c": rng.integers(-3000, 3000, 9, np.int32),
     }  # fmt: skip
-    return found | Q
+    return found | {name: np.asarray(v) for name, v in Q.items()}
 
 
 def of(nodes: list[onnx.NodeProto], opset: int, shape=X) -> onnx.ModelProto:

@@ -155,3 +155,18 @@ def test_a_scale_that_is_not_stored_keeps_weights_dense(tmp_path):
     assert "computed by DequantizeLinear" in pattern.inspect(tmp_path / "m.onnx")[0]["verdict"]
     x = {"x": np.random.default_rng(0).uniform(-2, 2, X).astype(np.float32)}
     assert np.allclose(list(ort_run(proto, x).values())[0], list(ort_run(quantised("int8"), x).values())[0])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_inspect_describes_quantised_models(form, tmp_path, cli):
+    """No operator is missing; one without a kernel is named."""
+    onnx.save(quantised(form), tmp_path / "m.onnx")
+    code, out, err = cli(f"inspect {tmp_path / 'm.onnx'}")
+    assert (code, err) == (0, "") and "missing" not in out and "dense (" in out and "build-engine" in out
+    proto = quantised(form)
+    quantizer = next(n for n in proto.graph.node if n.input[0] == "x")
+    quantizer.op_type = "DynamicQuantizeLinear"
+    del quantizer.input[1:]
+    onnx.save(proto, tmp_path / "m.onnx")
+    out = cli(f"inspect {tmp_path / 'm.onnx'}")[1]
+    assert "DynamicQuantizeLinear" in out[out.index("missing") :]

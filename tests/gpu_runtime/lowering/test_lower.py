@@ -414,6 +414,8 @@ def test_every_operator_accepted_on_import_has_a_rule():
         "SpaceToDepth",
         "Swish",
         "Einsum",
+        "QuantizeLinear",
+        "DequantizeLinear",
     }
     rules = set(lower.PROBLEMS) | elsewhere | pointwise.OPS | set(FUNCTIONS)
     assert rules - {"Pointwise", "Standardize", *lower.SHUFFLES} == OPERATORS
