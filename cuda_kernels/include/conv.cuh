@@ -168,7 +168,7 @@ __device__ __forceinline__ void sync_threads() {
 // the weights' rows so that DCR and CRD look alike here:
 //   V >= 8: row = (i*b + j)*y_c + c   every corner padded like a pixel of y: whole vectors are stored, padding included
 //   linear: row = (c*b + i)*b + j     b neighbouring rows are b neighbouring pixels: stores interleave them
-constexpr int STAGING_BYTES = BM * BN * sizeof(Result);
+constexpr int STAGING_BYTES = BM * BN * RESULT_BYTES;
 constexpr int ROW_TABLE_BYTES = BN * 4;
 // Whether the residual may be on its way while the main loop still runs: it needs copies of 16 bytes, a block that is sure to
 // store its tile, and memory that nothing takes between the loop and the epilogue.
@@ -229,7 +229,9 @@ __device__ __forceinline__ bool real_row(const ConvParams& p, int row) {
 // Byte address in the staging tile of channels (m, m+1) of pixel n, or, linear, of pixels (n, n+1) of channel m. Linear rows
 // are rotated by 12 of 32 banks each: 8 rows x 4 words (fragments) and b rows x 32/b pixels (stores) both miss each other.
 __device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
-  if (Y_BYTES) return staging + (BM == 16 ? n * 16 : swizzled<(BM > 16 ? BM / 16 : 2)>(n, m / 16)) + m % 16;
+#if Y_BYTES
+  return staging + (BM == 16 ? n * 16 : swizzled<(BM > 16 ? BM / 16 : 2)>(n, m / 16)) + m % 16;
+#endif
   if (!OUT_LINEAR) return staging + swizzled<BM / 8>(n, m / 8) + (m % 8) * 2;
   constexpr int WORDS = BN / 2 < 32 ? BN / 2 : 32;  // that a row rotates through
   static_assert(!OUT_LINEAR || (BN / 2 % WORDS == 0 && WORDS >= 16), "linear output: a row is 16 words, or a multiple of 32");
@@ -272,7 +274,7 @@ __device__ __forceinline__ void copy_residual(const ConvParams& p, u32 staging, 
   static_assert(THREADS % ROW_CHUNKS == 0, "a thread keeps to its channels");
   const int m = THREAD % ROW_CHUNKS * OUT_VECTOR, first = FIRST + THREAD / ROW_CHUNKS;
   const bool real = m0 + m < output_rows(p);
-  const Result* from = reinterpret_cast<const Result*>(p.residual) + (real ? row_offset<true>(p, m0 + m) : 0);
+  const RESULT* from = RESULTS(p.residual) + (real ? row_offset<true>(p, m0 + m) : 0);
 #pragma unroll 4
   for (int i = 0; i < (END - FIRST + PIXELS - 1) / PIXELS; ++i) {
     const int n = first + i * PIXELS;
@@ -288,7 +290,7 @@ __device__ __forceinline__ void store_tile(const ConvParams& p, u32 staging, u32
   for (int id = THREAD; id < BM * BN / OUT_VECTOR; id += THREADS) {
     const int n = id / (BM / OUT_VECTOR), m = id % (BM / OUT_VECTOR) * OUT_VECTOR, offset = static_cast<int>(lds_32(rows + n * 4));
     const bool ok = offset >= 0 && m0 + m < output_rows(p);
-    Result* at = reinterpret_cast<Result*>(p.y) + offset + row_offset<false>(p, m0 + m);
+    RESULT* at = RESULTS(p.y) + offset + row_offset<false>(p, m0 + m);
     if (ok) stg_128(at, lds_128(staged(staging, m, n)));
   }
 }
