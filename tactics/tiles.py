@@ -115,8 +115,12 @@ def early_residual(tactic: Tactic, gated: bool = False) -> bool:
 
 def stored_bytes(tactic: Tactic, residual: bool) -> int:
     """Bytes that a block stores, and its residual; times four for planes, whose sectors are partly filled."""
-    size = 1 if is_bytes(tactic.out) else 2
-    return tactic.gemm.m * tactic.gemm.n * size * (2 if residual else 1) * (4 if linear(tactic.out) else 1)
+    return staging_bytes(tactic) * (2 if residual else 1) * (4 if linear(tactic.out) else 1)
+
+
+def staging_bytes(tactic: Tactic) -> int:
+    """Bytes of a tile's results in shared memory, in the type that is stored, or as FP16."""
+    return tactic.gemm.m * tactic.gemm.n * (1 if is_bytes(tactic.out) else 2)
 
 
 def in_parts(end: float, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float, latency: float) -> float:

@@ -10,6 +10,7 @@
 #endif
 #include "activation.cuh"
 #include "nonfinite.cuh"
+#include "result_pairs.cuh"
 #include "swizzle.cuh"
 #include "tensor_map.cuh"
 
@@ -28,11 +29,11 @@
 //   NORM  1: x is (x - mean) / sqrt(variance + epsilon), both of a pixel's channels, of such a kernel of one group
 //         (include/prologue.cuh)
 //   OUT_F32   1: y is FP32, with OUT_LINEAR and no padded channels; a residual is FP16 all the same
-//   X_BYTES    x and the weights are whole numbers of 8 bits: 1 x int8, 2 uint8, and the sums are integers. Whatever moves operands takes
-//         two channels for one of FP16: x's strides and c8, k_tiles count pairs; y's formats are vectors. No prologue, no groups
-//   Y_BYTES    y, and a residual, are bytes of whole numbers (include/byte_results.cuh): 1 int8, 2 uint8
-//   MULTIPLIED       1: the sums are multiplied by a value of their channel, before the bias is added
-//   RES_MULTIPLIED   1: so is the residual, before it is added
+//   X_BYTES   x and the weights are whole numbers of 8 bits: 1 x int8, 2 uint8; the sums are integers. All that moves operands
+//         takes two channels for one of FP16: x's strides, c8 and k_tiles count pairs. x is vectors, with no prologue, no groups
+//   Y_BYTES   y, and a residual, are bytes of whole numbers, to which the activation rounds: 1 int8, 2 uint8
+//   MULTIPLIED   1: the sums are multiplied by a value of their channel, before the bias is added; RES_MULTIPLIED   1: so is the
+//         residual, before it is added
 //   WGMMA  1: a kernel of include/tma_gemm.cuh, which has tiles of its own: BM x BN is a part of one that a warpgroup stores at a
 //          time, and CLUSTER how many blocks do the same share of neighbouring tiles
 #ifndef D2S
@@ -47,9 +48,6 @@
 #endif
 #ifndef X_BYTES
 #define X_BYTES 0
-#endif
-#ifndef Y_BYTES
-#define Y_BYTES 0
 #endif
 #ifndef MULTIPLIED
 #define MULTIPLIED 0
@@ -170,15 +168,11 @@ __device__ __forceinline__ void sync_threads() {
 // the weights' rows so that DCR and CRD look alike here:
 //   V >= 8: row = (i*b + j)*y_c + c   every corner padded like a pixel of y: whole vectors are stored, padding included
 //   linear: row = (c*b + i)*b + j     b neighbouring rows are b neighbouring pixels: stores interleave them
-constexpr int STAGING_BYTES = BM * BN * 2;
+constexpr int STAGING_BYTES = BM * BN * RESULT_BYTES;
 constexpr int ROW_TABLE_BYTES = BN * 4;
 // Whether the residual may be on its way while the main loop still runs: it needs copies of 16 bytes, a block that is sure to
 // store its tile, and memory that nothing takes between the loop and the epilogue.
-#if Y_BYTES
-constexpr bool RESIDUAL_EARLY = false;
-#else
 constexpr bool RESIDUAL_EARLY = RES && !OUT_LINEAR && !SPLIT && !NORM;
-#endif
 constexpr int BLOCK = D2S > 1 ? D2S : 1, CORNERS = BLOCK * BLOCK;
 
 // Rows of the GEMM that are stored.
@@ -235,6 +229,9 @@ __device__ __forceinline__ bool real_row(const ConvParams& p, int row) {
 // Byte address in the staging tile of channels (m, m+1) of pixel n, or, linear, of pixels (n, n+1) of channel m. Linear rows
 // are rotated by 12 of 32 banks each: 8 rows x 4 words (fragments) and b rows x 32/b pixels (stores) both miss each other.
 __device__ __forceinline__ u32 staged(u32 staging, int m, int n) {
+#if Y_BYTES
+  return staging + (BM == 16 ? n * 16 : swizzled<(BM > 16 ? BM / 16 : 2)>(n, m / 16)) + m % 16;
+#endif
   if (!OUT_LINEAR) return staging + swizzled<BM / 8>(n, m / 8) + (m % 8) * 2;
   constexpr int WORDS = BN / 2 < 32 ? BN / 2 : 32;  // that a row rotates through
   static_assert(!OUT_LINEAR || (BN / 2 % WORDS == 0 && WORDS >= 16), "linear output: a row is 16 words, or a multiple of 32");
@@ -273,11 +270,11 @@ __device__ __forceinline__ void move_rows(const ConvParams& p, u32 staging, u32 
 // registers would before they are stored. `rows`: where the pixels lie in the residual, or IN_Y in y.
 template <int FIRST, int END, bool IN_Y>
 __device__ __forceinline__ void copy_residual(const ConvParams& p, u32 staging, u32 rows, int m0) {
-  constexpr int ROW_CHUNKS = BM / 8, PIXELS = THREADS / ROW_CHUNKS;  // 16 bytes each; at a time
+  constexpr int ROW_CHUNKS = BM / OUT_VECTOR, PIXELS = THREADS / ROW_CHUNKS;  // 16 bytes each; at a time
   static_assert(THREADS % ROW_CHUNKS == 0, "a thread keeps to its channels");
-  const int m = THREAD % ROW_CHUNKS * 8, first = FIRST + THREAD / ROW_CHUNKS;
+  const int m = THREAD % ROW_CHUNKS * OUT_VECTOR, first = FIRST + THREAD / ROW_CHUNKS;
   const bool real = m0 + m < output_rows(p);
-  const __half* from = p.residual + (real ? row_offset<true>(p, m0 + m) : 0);
+  const RESULT* from = RESULTS(p.residual) + (real ? row_offset<true>(p, m0 + m) : 0);
 #pragma unroll 4
   for (int i = 0; i < (END - FIRST + PIXELS - 1) / PIXELS; ++i) {
     const int n = first + i * PIXELS;
@@ -290,10 +287,10 @@ __device__ __forceinline__ void copy_residual(const ConvParams& p, u32 staging, 
 
 __device__ __forceinline__ void store_tile(const ConvParams& p, u32 staging, u32 rows, int m0) {
 #pragma unroll 4
-  for (int id = THREAD; id < BM * BN / 8; id += THREADS) {
-    const int n = id / (BM / 8), m = id % (BM / 8) * 8, offset = static_cast<int>(lds_32(rows + n * 4));
+  for (int id = THREAD; id < BM * BN / OUT_VECTOR; id += THREADS) {
+    const int n = id / (BM / OUT_VECTOR), m = id % (BM / OUT_VECTOR) * OUT_VECTOR, offset = static_cast<int>(lds_32(rows + n * 4));
     const bool ok = offset >= 0 && m0 + m < output_rows(p);
-    __half* at = p.y + offset + row_offset<false>(p, m0 + m);
+    RESULT* at = RESULTS(p.y) + offset + row_offset<false>(p, m0 + m);
     if (ok) stg_128(at, lds_128(staged(staging, m, n)));
   }
 }
@@ -358,7 +355,7 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
         const u32 at = OUT_LINEAR ? staged(staging, m + g, n + 2 * t) : staged(staging, m + 2 * t, n + g);
         float2 added = make_float2(0.f, 0.f);
         if (ORDER) {
-          const u32 bits = OUT_LINEAR ? lds_32(at) : movmatrix_trans(lds_32(at));
+          const u32 bits = OUT_LINEAR ? load_pair(at) : movmatrix_trans(load_pair(at));
           added = __half22float2(*reinterpret_cast<const __half2*>(&bits));
         }
 #if RES_MULTIPLIED
@@ -370,7 +367,7 @@ __device__ __forceinline__ void stage_results(const ConvParams& p, float (&acc)[
         const __half2 h = __floats2half2_rn(real ? v0 : 0.f, real ? v1 : 0.f);  // padded channels stay zero
         watch.see(h);
         const u32 bits = *reinterpret_cast<const u32*>(&h);
-        sts_32(at, OUT_LINEAR ? bits : movmatrix_trans(bits));
+        store_pair(at, OUT_LINEAR ? bits : movmatrix_trans(bits));
       }
     }
   }
@@ -424,19 +421,12 @@ __device__ __forceinline__ void multiply_sums(const ConvParams& p, float (&acc)[
 }
 #endif
 
-#if Y_BYTES
-#include "byte_results.cuh"
-#endif
 // A tile's results into y. `rows`, COPIED: as above.
 template <int COPIED = 0, class Offsets>
 __device__ __forceinline__ void epilogue(const ConvParams& p, float (&acc)[MT][NT][4], u32 staging, u32 rows, int m0,
                                          Offsets offset_of) {
 #if MULTIPLIED
   multiply_sums(p, acc, m0);
-#endif
-#if Y_BYTES
-  byte_results(p, acc, staging, rows, m0, offset_of);
-  return;
 #endif
   if constexpr (OUT_F32) {
     store_single(p, acc, m0, offset_of);

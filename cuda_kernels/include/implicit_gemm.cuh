@@ -64,7 +64,7 @@ struct Stage {
   static constexpr int E_AT = BM / 16 * Product::A_TILE, B_AT = E_AT + Product::E_BYTES;
   static constexpr int BYTES = B_AT + B_BYTES + PRO_BYTES;
   static constexpr int ROWS_AT = STAGES * BYTES > STAGING_BYTES ? STAGES * BYTES : STAGING_BYTES;
-  static constexpr int FIT = (STAGES - 1) * BYTES / (BM * 2);  // pixels of the staging tile below the last turn's stage
+  static constexpr int FIT = (STAGES - 1) * BYTES / (BM * RESULT_BYTES);  // pixels of the staging tile below the last turn's stage
   static constexpr bool EARLY = RESIDUAL_EARLY && Product::LAST_TURN_APART;
   static constexpr int COPIED = !EARLY ? 0 : FIT < BN ? FIT : BN;
   static constexpr int TABLE_AT = EARLY ? ROWS_AT : STAGING_BYTES;

@@ -91,14 +91,9 @@ def as_halves(tactic: Tactic) -> Tactic:
 
 
 def smem_bytes(tactic: Tactic) -> int:
-    """Bytes of dynamic shared memory: the pipeline, or in its place the results and a table of their pixels."""
+    """Bytes of dynamic shared memory: as for halves, and the other half of each stage's metadata."""
     t = tactic.gemm
-    more = sparse24.metadata_bytes(t.m, t.k) if tactic.sparse else 0
-    pipeline = t.stages * (conv_gemm.stage_bytes(tactic) + more)
-    staging = t.m * t.n * (1 if tactic.out.dtype in WHOLE else 2)
-    if tactic.out.dtype in WHOLE:
-        return max(pipeline, staging + t.n * 4)
-    return max(pipeline, conv_gemm.conv_smem(as_halves(tactic)) + more * t.stages)
+    return conv_gemm.conv_smem(as_halves(tactic)) + (t.stages * sparse24.metadata_bytes(t.m, t.k) if tactic.sparse else 0)
 
 
 def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:

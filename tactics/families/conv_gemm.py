@@ -59,6 +59,7 @@ from tactics.tiles import (
     out_of_registers,
     registers,
     registers_of_norm,
+    staging_bytes,
     stored_bytes,
 )
 
@@ -198,7 +199,7 @@ def conv_smem(tactic: Tactic, prologue: Prologue = PLAIN) -> int:
     behind both."""
     t = tactic.gemm
     constants = 4 * t.k if prologue.scaled else GATE_BYTES if prologue.gated else 0
-    pipeline, staging, table = t.stages * (stage_bytes(tactic) + constants), t.m * t.n * 2, t.n * 4
+    pipeline, staging, table = t.stages * (stage_bytes(tactic) + constants), staging_bytes(tactic), t.n * 4
     return max(pipeline, staging) + table if early_residual(tactic, prologue.gated) else max(pipeline, staging + table)
 
 

@@ -41,11 +41,11 @@ def tactic_of(kernel: str, tile, y: Format, split: int = 1) -> Tactic:
 @pytest.mark.parametrize("sm, y, split", WAYS, ids=str)
 @pytest.mark.parametrize("kernel, tile", TILES, ids=str)
 def test_tiles_of_bytes_compile_without_spills(kernel, tile, sm, y, split):
-    """Twice as many products where a residual is copied during the last turn, which stands behind the loop: of halves alone."""
+    """Twice as many products where a residual is copied during the last turn, which stands behind the loop."""
     tactic = tactic_of(kernel, tile, y, split)
     taken = takes(conv_bytes.SOURCES[kernel], launches(PROBLEM, tactic)[0].values, sm)
     of_a_warp = (tile.m // tile.warps_m // 16) * (tile.n // tile.warps_n // 8) * tile.k // (32 if tactic.sparse else 16)
-    products = of_a_warp * (1 + (y.dtype == "fp16" and early_residual(conv_bytes.as_halves(tactic))))
+    products = of_a_warp * (1 + early_residual(conv_bytes.as_halves(tactic)))
     assert (taken.mma, taken.mma_sp) == ((0, products) if tactic.sparse else (products, 0))
     assert taken.regs * tile.threads <= 65536 and taken.copies and taken.matrices
 
