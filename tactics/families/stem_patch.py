@@ -156,8 +156,8 @@ def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
     """Groups slots into fours without a clash, by first fit; returns (slot, whether it is one and no filling), both [steps,
     loads, 4 lanes].
 
-    A four with fewer slots is filled with its first one. With clashes only of slots 0 and 1, five slots give 0 2 3 4 and 1 1 1
-    1.
+    A four with fewer slots is filled with its first one. With clashes only of slots 0 and 1, five slots give 1 1 1 1 and 0 2 3
+    4.
     """
     fours: list[list[int]] = []
     todo = list(range(len(clash)))
