@@ -10,7 +10,7 @@ from itertools import count
 
 import click
 
-from benchmarks.cycles import KERNELS, TILES, VECTORS
+from benchmarks.cycles import STRIPS, VECTORS
 from cuda_kernels.device import NAMED, Device
 from tactics.families.strips.geometry import tile_reason
 from tactics.problems.problem import ConvProblem
@@ -43,14 +43,13 @@ def main() -> None:
     devices = columns()
     click.echo("| " + " | ".join(["tile", *(f"{title}, {t}x{t}" for title in devices for t in TAPS)]) + " |")
     click.echo("| --- " * (1 + len(devices) * len(TAPS)) + "|")
-    for kernel in (k for k in KERNELS if k not in TILES):
-        for tile in KERNELS[kernel]:
-            cells = [f"{kernel} {tile}"]
-            for device in devices.values():
-                for taps in TAPS:
-                    many, few = (widest(kernel, tile, device, c, taps) for c in (128, 64))
-                    cells.append(f"{many}, {few}" if few else "-")
-            click.echo(f"| {' | '.join(cells)} |")
+    for kernel, tile in ((kernel, tile) for kernel, tiles in STRIPS.items() for tile in tiles):
+        cells = [f"{kernel} {tile}"]
+        for device in devices.values():
+            for taps in TAPS:
+                many, few = (widest(kernel, tile, device, c, taps) for c in (128, 64))
+                cells.append(f"{many}, {few}" if few else "-")
+        click.echo(f"| {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

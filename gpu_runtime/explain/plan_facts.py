@@ -86,12 +86,10 @@ def _int8(record: EngineRecord, most: Most) -> list[str]:
     reasons = {
         why: [layer for layer, other in against.items() if other == why] for why in dict.fromkeys(against.values()) if why
     }
-    count, basis = (
-        list(against.values()).count(""),
-        "; times of INT8 by analogy with FP16" if record.timing.is_predicted else "",
-    )
-    found = [f"{count} of {several(len(against), 'layer')} with weights in INT8{basis}"]
-    return found + [f"in FP16: {_some(layers, most)}: {why}" for why, layers in reasons.items()]
+    count = list(against.values()).count("")
+    return [f"{count} of {several(len(against), 'layer')} with weights in INT8"] + [
+        f"in FP16: {_some(layers, most)}: {why}" for why, layers in reasons.items()
+    ]
 
 
 def _merged(record: EngineRecord, _: Most) -> str:
