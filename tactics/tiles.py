@@ -115,8 +115,9 @@ def early_residual(tactic: Tactic, gated: bool = False) -> bool:
 
 
 def stage_bytes(tactic: Tactic) -> int:
-    """Bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels. Where elements are
-    bytes, the tile's K counts pairs of them.
+    """Returns the bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels.
+
+    Where elements are bytes, the tile's K counts pairs of them.
     """
     t = tactic.gemm
     a, meta = t.m * t.k * 2, sparse24.metadata_bytes(t.m, t.k) * (2 if is_bytes(tactic.ins[0]) else 1)
