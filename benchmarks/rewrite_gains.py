@@ -10,14 +10,13 @@ without it takes longer; or why the network cannot be built without it. A rewrit
 benchmarks.plan_records knows. `--table` prints a line of the file for each rewrite.
 """
 
-import importlib
 import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 
@@ -82,18 +81,6 @@ IMPORTS: dict[str, tuple[str, str, Callable[..., Any]]] = {
 # fmt: on
 
 
-@contextmanager
-def without(module: str, function: str, instead: Callable[..., Any]) -> Iterator[None]:
-    """In the block, `instead` replaces one function of a module."""
-    home = importlib.import_module(module)
-    before = getattr(home, function)
-    setattr(home, function, instead)
-    try:
-        yield
-    finally:
-        setattr(home, function, before)
-
-
 def gains(path: Path, shapes: Any, device: str, sparsity: Sparsity, fires: bool = False) -> dict[str, Any]:
     """Returns the row of one network; `fires`: without plans."""
 
@@ -110,9 +97,9 @@ def gains(path: Path, shapes: Any, device: str, sparsity: Sparsity, fires: bool 
     whole = alternatives(plain)
     us = 0.0 if fires else total(whole)
     rows: dict[str, Any] = {}
-    for name, how in (WITHOUT if fires else WITHOUT | IMPORTS).items():
+    for name, (module, function, instead) in (WITHOUT if fires else WITHOUT | IMPORTS).items():
         try:
-            with without(*how):
+            with mock.patch(f"{module}.{function}", instead):
                 other = alternatives(plain if name in WITHOUT else read())
             if changed := _different(whole, other):
                 rows[name] = {"ops": changed} | ({} if fires else {"gain_percent": round(100 * (total(other) / us - 1), 2)})
