@@ -107,10 +107,7 @@ def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[in
             return onnx.load(gpu_networks.two_layers(Path(folder) / "two_layers.onnx")), None
     if name in heavy.NETWORKS:
         return heavy.NETWORKS[name](batch), None
-    made = light.open_batch(topologies.filled(name))
-    first = light.first_input(made)
-    sizes = next(v for v in made.graph.input if v.name == first).type.tensor_type.shape.dim
-    return made, {first: (batch, *(d.dim_value for d in list(sizes)[1:]))}
+    return light.at_batch(topologies.filled(name), batch)
 
 
 def build(wanted: Wanted, folder: Path, tuning: float | None, cache: Path | None) -> float:

@@ -79,6 +79,14 @@ def first_input(model: onnx.ModelProto) -> str:
     return next(v.name for v in model.graph.input if v.name not in stored)
 
 
+def at_batch(model: onnx.ModelProto, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
+    """Returns (the model with a dynamic batch, the name and shape of its first input with this many images)."""
+    made = open_batch(model)
+    first = first_input(made)
+    sizes = next(v for v in made.graph.input if v.name == first).type.tensor_type.shape.dim
+    return made, {first: (batch, *(d.dim_value for d in list(sizes)[1:]))}
+
+
 def open_batch(model: onnx.ModelProto) -> onnx.ModelProto:
     """Returns the model with a dynamic batch, of its first input and of each Reshape to one row."""
     stored, inputs = {t.name: t for t in model.graph.initializer}, model.graph.input
