@@ -23,8 +23,8 @@ import onnx
 import gpu_runtime as gr
 from benchmarks import hardware
 from cuda_kernels.device import Device, current
-from cuda_kernels.launch import Emulated
 from gpu_runtime.building import build as building
+from gpu_runtime.building.in_network import replay_us
 from gpu_runtime.engine import Engine
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.findings import Solution, SparsityRecord
@@ -228,7 +228,7 @@ def network(case: Case, row: dict[str, Any], cache: Path, small: bool, save: Cal
         with engine.context() as ctx:
             outputs = ctx.run(feeds)
             row["finite"] = all(bool(np.isfinite(v).all()) for v in outputs.values())
-            row["network_us"] = replay_us(ctx, 5 if small else 50)
+            row["network_us"] = replay_times(ctx, 5 if small else 50)
             save()
             per_layer = ctx.profile(feeds, 2 if small else 10)
         row["layers"] = [
@@ -286,22 +286,9 @@ def feeds_for(engine: Engine, path: Path) -> dict[str, np.ndarray]:
     return feeds
 
 
-def sample_us(ctx: Context) -> float:
-    """Returns the microseconds of one replay of the context's graph, inputs already in place."""
-    gpu = ctx.gpu
-    if isinstance(gpu, Emulated):
-        raise TypeError("replays are timed on a GPU, got the emulator")
-    start, stop = gpu.cupy.cuda.Event(), gpu.cupy.cuda.Event()
-    start.record(gpu.stream)
-    ctx.replay()
-    stop.record(gpu.stream)
-    stop.synchronize()
-    return 1e3 * float(gpu.cupy.cuda.get_elapsed_time(start, stop))
-
-
-def replay_us(ctx: Context, count: int = 50) -> dict[str, Any]:
+def replay_times(ctx: Context, count: int) -> dict[str, Any]:
     """Returns the median and quantiles of a replay of the context's graph, inputs already in place."""
-    times = [sample_us(ctx) for _ in range(count + 5)][5:]
+    times = [replay_us(ctx) for _ in range(count + 5)][5:]
     return {**times_of(times, 2), "what": "one graph replay between two events, launch included"}
 
 

@@ -83,7 +83,7 @@ IMPORTS: dict[str, tuple[str, str, Callable[..., Any]]] = {
 
 
 def fitted(path: Path, shapes: Any, prune: bool = False) -> Network:
-    """Returns the network of a model, lowered and fitted to FP16's range, before rewrites. `prune`: its weights are made 2:4."""
+    """Returns the network of a model, lowered and fitted to FP16's range, before rewrites. `prune`: its weights become 2:4."""
     loaded = importer.load(path, prune=prune)
     return fit(loaded, lowered(loaded, shapes), None, ignore)[0]
 

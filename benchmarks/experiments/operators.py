@@ -19,6 +19,7 @@ import numpy as np
 
 from benchmarks.experiments.peers import of_sparselt
 from benchmarks.experiments.run import Experiment, begun
+from benchmarks.torch_twin import prepared
 from cuda_kernels.device import Device
 from gpu_runtime.ops import SparseConv2d
 from gpu_runtime.runtime.plan_record import LaunchStep
@@ -98,10 +99,8 @@ def _sample(run: Callable[[], Any], cp: Any) -> tuple[float, float]:
 def main(argv: list[str] | None = None) -> int:
     x = begun(__doc__ or "", argv)
     import cupy
-    import torch
 
-    torch.backends.cudnn.benchmark = True
-    x.data["torch"] = {"version": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    torch, x.data["torch"] = prepared()
     for name in x.words or layers(x.small):
         x.step(name, partial(measured, name, x, torch, cupy), 6.0)
     return x.done()

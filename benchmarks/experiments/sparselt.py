@@ -10,6 +10,7 @@ The left operand is pruned to 2:4 and compressed; both are random normal. {"erro
 import time
 from typing import Any
 
+from benchmarks.torch_twin import event_us
 from tactics.measure.child import Answer, serve
 
 SLEEP_CLOCKS = 400_000  # of the GPU while the host queues: 0.2 ms
@@ -33,13 +34,8 @@ class Product:
         return self.torch.mm(self.sparse, self.x)
 
     def sample(self) -> float:
-        start, stop = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.torch.cuda._sleep(SLEEP_CLOCKS)
-        start.record()
-        self.run()
-        stop.record()
-        stop.synchronize()
-        return 1e3 * float(start.elapsed_time(stop))
+        return event_us(self.torch, self.run)
 
     def replay(self, seconds: float) -> None:
         end = time.monotonic() + seconds
