@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import onnx
@@ -97,12 +98,17 @@ def checked(path: str | os.PathLike) -> onnx.ModelProto:
     source = source_of(path)
     with named(source):
         proto = load_whole(source)
-        check_graph(proto.graph)
-        quantized.spell(proto)
-        check_values(proto.graph)
-        quantized.check(proto.graph)
-        name_layers(proto.graph)
+        check(proto)
         return proto
+
+
+def check(proto: onnx.ModelProto) -> None:
+    """Checks a model's graph and constants, and names its nodes and layers. Raises ModelError."""
+    check_graph(proto.graph)
+    quantized.spell(proto)
+    check_values(proto.graph)
+    quantized.check(proto.graph)
+    name_layers(proto.graph)
 
 
 def prune_weights(
@@ -314,7 +320,7 @@ def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, Ten
     """Returns the view that a node applies to a stored tensor of shape `dims`; None if its sizes are not stored, or are
     invalid.
     """
-    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    given = attributes_of(node)
     second = tensors.get(node.input[1]) if len(node.input) > 1 and node.input[1] else None
     if len(node.input) > 1 and node.input[1] and second is None:
         return None
@@ -371,6 +377,10 @@ def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | Non
     if node.op_type == "MatMul" and rank >= 2:
         return (rank - 2 if slot == 1 else rank - 1), ""
     return None, ""
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:

@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from gpu_runtime.frontend.load import read_by, stored_tensors, title, to_array
-from gpu_runtime.frontend.weights import View, seen_dims, views_of_constants
+from gpu_runtime.frontend.weights import View, attributes_of, seen_dims, views_of_constants
 from gpu_runtime.pruning.channel_spaces import Labels, Recorder
 
 Shape = tuple[int, ...]
@@ -131,14 +130,6 @@ class Walk:
                 raise Refused(f"the channels of {title(node)} do not fit {name}")
         self.recorder.use(name, dims, moving, f"{title(node)} needs {name} in its stored order")
         self.used.add(name)
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
-
-
-def int_of(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((a.i for a in node.attribute if a.name == name), default)
 
 
 def on_axis_1(node: onnx.NodeProto, labels: Labels | None) -> Labels | None:
