@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +140,7 @@ def facts(device, clock: Clock, torch: dict[str, Any]) -> dict:
         "clocks": "as found, not locked",
         "versions": versions | {"torch": torch["version"], "cuda": torch["cuda"], "cudnn": torch["cudnn"]},
         "kernel_source": source_hash(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": hardware.now(),
     }
 
 

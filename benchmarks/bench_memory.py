@@ -51,7 +51,7 @@ def rows(name: str, batch: int, device: str, shares: list[float]) -> list[Row]:
 
 def text(found: list[Row]) -> list[str]:
     header = ["network", "batch", "GPU", "MiB allowed", "MiB", "us", "cost", "images"]
-    free, made = {}, []
+    free, made = dict[tuple[str, int, str], Row](), []
     for row in found:
         whole = free.setdefault(key(row), row)  # the row without a limit is the first
         allowed = "any" if row["share"] is None else f"{row['share'] * whole['arena'] / MIB:.1f}"

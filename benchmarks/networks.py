@@ -126,8 +126,8 @@ def _resnet(n: Net, blocks: Sequence[int], block: Callable[[int, int], Sequence[
         for b in range(count):
             at, stride, y = f"s{stage + 1}b{b}", 2 if b == 0 and stage else 1, x
             convs = block(64 << stage, stride)
-            for i, (k, *sizes) in enumerate(convs, 1):
-                y = n.norm(n.conv(y, f"{at}/conv{i}", k, *sizes, bias=False), f"{at}/bn{i}")
+            for i, (k, r, step, groups) in enumerate(convs, 1):
+                y = n.norm(n.conv(y, f"{at}/conv{i}", k, r, step, groups, bias=False), f"{at}/bn{i}")
                 y = n.relu(y, f"{at}/relu{i}") if i < len(convs) else y
             if stride == 2 or n.channels[x] != k:
                 x = n.norm(n.conv(x, f"{at}/proj", k, 1, stride, bias=False), f"{at}/proj_bn")

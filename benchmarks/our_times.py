@@ -31,7 +31,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 from cuda_kernels import files
@@ -96,7 +96,7 @@ def tiles_as_timed() -> Iterator[None]:
     """In the block, Hopper tiles have the prices of their timed form: threads store without stmatrix, products include zeros,
     2:4 loops load weights behind copies.
     """
-    loops = {"k_steps": lambda *_: conv_wgmma.K_STAGE // 16, "stage": loop_as_timed}
+    loops: dict[str, Any] = {"k_steps": lambda *_: conv_wgmma.K_STAGE // 16, "stage": loop_as_timed}
     with ExitStack() as after:
         for cached in (conv_wgmma._limits, predict_alike):
             cached.cache_clear()

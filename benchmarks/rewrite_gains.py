@@ -124,10 +124,10 @@ def _different(network: Network, other: Network) -> int:
 
 def known(path: Path, asked: dict[str, str]) -> dict[str, Any]:
     """Returns network -> row of a file that `keep` wrote; {} without a file. Raises UsageError for other plans than `asked`."""
-    found = json.loads(path.read_text()) if path.exists() else asked | {"networks": {}}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {**asked, "networks": {}}
     if any(found[option] != value for option, value in asked.items()):
         raise click.UsageError(f"{path} has plans for {found['device']}, {found['sparsity']}: give another --out")
-    return found["networks"]
+    return dict(found["networks"])
 
 
 def keep(path: Path, networks: dict[str, Any], device: str, sparsity: str) -> None:

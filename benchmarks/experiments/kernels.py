@@ -19,8 +19,8 @@ from benchmarks.bench_networks import KINDS, model_of, row_of
 from benchmarks.experiments import changed, counters, layers, operators, right, stored
 from benchmarks.hardware import NEWEST
 from cuda_kernels.device import Device
-from gpu_runtime.runtime import feeds
-from gpu_runtime.runtime.plan_record import EngineRecord, LaunchStep
+from gpu_runtime.runtime.plan_record import EngineRecord
+from gpu_runtime.runtime.point import kernel_keys
 from tactics.launches import Binary, binaries
 from tactics.measure.lazy import LEVELS, Lazy
 from tactics.measure.timing import Predicted, Time
@@ -84,8 +84,7 @@ def of_builds(items: Sequence[str], device: Device) -> Iterator[Binary]:
 def of_record(record: EngineRecord) -> Iterator[Binary]:
     """Yields the kernels that an engine loads: its steps, and the reformats of inputs in other formats."""
     for plan in record.plans:
-        yield from (step.key for step in plan.steps if isinstance(step, LaunchStep))
-        yield from ((step.kernel, step.values) for step in feeds.reformats(plan).values())
+        yield from kernel_keys(plan, on_gpu=True)
 
 
 def of_plans(device: Device) -> Iterator[Binary]:

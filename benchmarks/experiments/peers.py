@@ -22,6 +22,7 @@ from benchmarks.bench_conv import Clock, Cudnn
 from benchmarks.experiments import layers
 from benchmarks.experiments.layers import Contest, Entry
 from benchmarks.experiments.run import Experiment, begun
+from benchmarks.experiments.sparselt import until
 from benchmarks.torch_twin import prepared
 from tactics.measure.child import Child, command_of
 from tactics.measure.race import times_of
@@ -70,17 +71,9 @@ def ours(contest: Contest, entry: Entry) -> Contestant:
     error, ready, gpu = contest.add(entry), contest.ready[entry], contest.benches[entry.problem].gpu
 
     def replay(seconds: float) -> None:
-        _until(seconds, ready.timed, gpu.synchronize)
+        until(seconds, ready.timed, gpu.synchronize)
 
     return Contestant(lambda: contest.sample(entry)[0], replay, {"tactic": entry.tactic.name, "rel_error": error})
-
-
-def _until(seconds: float, run: Callable[[], None], wait: Callable[[], None]) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for _ in range(20):
-            run()
-        wait()
 
 
 def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant]:
@@ -107,7 +100,7 @@ def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant
 
         def replay(seconds: float, timed: Any = timed) -> None:
             with torch.cuda.stream(stream):
-                _until(seconds, timed, torch.cuda.synchronize)
+                until(seconds, timed, torch.cuda.synchronize)
 
         found[label] = Contestant(sample, replay, {})
     return found

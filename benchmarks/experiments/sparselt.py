@@ -8,12 +8,22 @@ The left operand is pruned to 2:4 and compressed; both are random normal. {"erro
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.torch_twin import event_us
 from tactics.measure.child import Answer, serve
 
 SLEEP_CLOCKS = 400_000  # of the GPU while the host queues: 0.2 ms
+
+
+def until(seconds: float, run: Callable[[], object], wait: Callable[[], object]) -> None:
+    """Queues runs, and waits for them, again and again for about that many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(20):
+            run()
+        wait()
 
 
 class Product:
@@ -38,11 +48,7 @@ class Product:
         return event_us(self.torch, self.run)
 
     def replay(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            for _ in range(20):
-                self.run()
-            self.torch.cuda.synchronize()
+        until(seconds, self.run, self.torch.cuda.synchronize)
 
 
 def answers(torch: Any) -> Answer:
