@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import onnx
@@ -276,10 +275,7 @@ def views_of_constants(
     graph: onnx.GraphProto, tensors: Mapping[str, TensorProto], coded: bool = False
 ) -> dict[str, tuple[str, tuple[View, ...]]]:
     """Returns, for each stored tensor and each copy or view of one, its name -> (the stored tensor, the views between, in
-    order).
-
-    `coded`: outputs of quantisers count as views too.
-    """
+    order). `coded`: outputs of quantisers count as views too."""
     found: dict[str, tuple[str, tuple[View, ...]]] = {name: (name, ()) for name in tensors}
     for node in graph.node:
         if node.op_type not in (*COPIES, *VIEWS, *CODINGS) or not node.input or not node.output:
@@ -325,7 +321,7 @@ def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, Ten
     """Returns the View that a node, one of VIEWS, makes of a stored tensor of shape `dims`; None if its sizes are not stored,
     or are invalid.
     """
-    given = attributes_of(node)
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     second = tensors.get(node.input[1]) if len(node.input) > 1 and node.input[1] else None
     if len(node.input) > 1 and node.input[1] and second is None:
         return None
@@ -382,10 +378,6 @@ def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | Non
     if node.op_type == "MatMul" and rank >= 2:
         return (rank - 2 if slot == 1 else rank - 1), ""
     return None, ""
-
-
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
@@ -449,10 +441,8 @@ def _scope(node: onnx.NodeProto) -> str:
 
 
 def _path(node: onnx.NodeProto) -> str:
-    """Returns the module in a node's name: `layer1.0.conv1` of `/layer1/layer1.0/conv1/Conv`; "" if there is none.
-
-    (A module in a list repeats the list's name.)
-    """
+    """Returns the module in a node's name: `layer1.0.conv1` of `/layer1/layer1.0/conv1/Conv`, as a module in a list repeats the
+    list's name; "" if there is none."""
     root, *modules, last = node.name.split("/") if node.name.startswith("/") else ("", "")
     if root or not modules or not last.startswith(node.op_type):
         return ""

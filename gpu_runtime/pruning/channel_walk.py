@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 
 from gpu_runtime.frontend.load import read_by, stored_tensors, title, to_array
-from gpu_runtime.frontend.weights import View, attributes_of, seen_dims, views_of_constants
+from gpu_runtime.frontend.weights import View, seen_dims, views_of_constants
 from gpu_runtime.pruning.channel_spaces import Labels, Recorder
 
 Shape = tuple[int, ...]
@@ -130,6 +131,10 @@ class Walk:
                 raise Refused(f"the channels of {title(node)} do not fit {name}")
         self.recorder.use(name, dims, moving, f"{title(node)} needs {name} in its stored order")
         self.used.add(name)
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
 def on_axis_1(node: onnx.NodeProto, labels: Labels | None) -> Labels | None:
