@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from gpu_runtime.frontend.load import copied
+
 FOLDER = Path(os.environ.get("GPU_RUNTIME_TOPOLOGIES", Path(__file__).parents[2] / "shared" / "topologies"))
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.onnx")))
 
@@ -42,8 +44,7 @@ def filled(name: str, seed: int = 0) -> onnx.ModelProto:
 
 def resized(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
     """Returns the network for images of size x size, if nothing in it is fixed to another size."""
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
+    other = copied(model)
     for v in other.graph.input:
         for d in list(v.type.tensor_type.shape.dim)[2:]:
             d.dim_value = size

@@ -10,6 +10,7 @@ from itertools import count
 
 import click
 
+from benchmarks.bench_plan import markdown
 from benchmarks.cycles import STRIPS, VECTORS
 from cuda_kernels.device import NAMED, Device
 from tactics.families.strips.geometry import tile_reason
@@ -41,15 +42,16 @@ def columns() -> dict[str, Device]:
 @click.command(help=__doc__)
 def main() -> None:
     devices = columns()
-    click.echo("| " + " | ".join(["tile", *(f"{title}, {t}x{t}" for title in devices for t in TAPS)]) + " |")
-    click.echo("| --- " * (1 + len(devices) * len(TAPS)) + "|")
-    for kernel, tile in ((kernel, tile) for kernel, tiles in STRIPS.items() for tile in tiles):
-        cells = [f"{kernel} {tile}"]
-        for device in devices.values():
-            for taps in TAPS:
-                many, few = (widest(kernel, tile, device, c, taps) for c in (128, 64))
-                cells.append(f"{many}, {few}" if few else "-")
-        click.echo(f"| {' | '.join(cells)} |")
+    rows = []
+    for kernel, tiles in STRIPS.items():
+        for tile in tiles:
+            cells = [f"{kernel} {tile}"]
+            for device in devices.values():
+                for taps in TAPS:
+                    many, few = (widest(kernel, tile, device, c, taps) for c in (128, 64))
+                    cells.append(f"{many}, {few}" if few else "-")
+            rows.append(cells)
+    click.echo(markdown(["tile", *(f"{title}, {t}x{t}" for title in devices for t in TAPS)], rows))
 
 
 if __name__ == "__main__":
