@@ -14,7 +14,7 @@ from benchmarks import topologies
 from gpu_runtime.network import Network, exists
 from tactics.problems.problem import ConvProblem, PointwiseProblem
 from tactics.sampling.data import reference
-from tests.engines import emulated
+from tests.engines import emulated, resized
 from tests.reference_run import given_model, model, network, node, ort_run, relative_error, run
 
 FORMS = ("u8s8", "s8s8sym", "trt", "modelopt")
@@ -269,7 +269,7 @@ def test_topologies(name, least, grouped, zero_points, signed, operators, tmp_pa
     """
     if name not in topologies.NAMES:
         pytest.skip(f"{name} is not in {topologies.FOLDER}")
-    given = topologies.resized(topologies.filled(name), 64)
+    given = resized(topologies.filled(name), 64)
     xs = [{"x": np.random.default_rng(seed).uniform(-1, 1, (1, 3, 64, 64)).astype(np.float32)} for seed in range(8)]
     proto = pairs = quantised(given, tmp_path, xs[5], False, signed=signed, per_channel=True, prepared=True)
     if operators:
@@ -280,7 +280,7 @@ def test_topologies(name, least, grouped, zero_points, signed, operators, tmp_pa
     assert share < 3e-5 and most <= 2  # a residual's launch rounds twice, and may enlarge the first step
     engine = gr.build(tmp_path / "m.onnx", device="l4")
     assert relative_error(next(iter(emulated(engine, xs[5]).values())), runs[5][0]) < 3 * spread + 0.01
-    onnx.save(topologies.resized(proto, 224), tmp_path / "m.onnx")
+    onnx.save(resized(proto, 224), tmp_path / "m.onnx")
     reasons = Counter(gr.build(tmp_path / "m.onnx", device="l4").record.plan.int8.values())
     assert reasons[GROUPS] == grouped and reasons[ZERO_POINT] == (0 if signed else zero_points)
     assert reasons[""] + reasons[FASTER] + reasons[GROUPS] + reasons[ZERO_POINT] == sum(reasons.values()), reasons
