@@ -13,17 +13,7 @@ import onnx
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.load import title
 from gpu_runtime.pruning.channel_spaces import MOST_LABELS, Labels, Spaces
-from gpu_runtime.pruning.channel_walk import (
-    NOT_ALIKE,
-    Outputs,
-    Refused,
-    Rule,
-    Shape,
-    Walk,
-    attributes_of,
-    int_of,
-    on_axis_1,
-)
+from gpu_runtime.pruning.channel_walk import NOT_ALIKE, Outputs, Refused, Rule, Shape, Walk, attributes_of, int_of, on_axis_1
 from tactics.problems.operators import ALIKE, JOINED, REDUCE, RESHAPES, WINDOWS
 
 SIZES = ("Shape", "Size", "ConstantOfShape")
