@@ -1,4 +1,4 @@
-"""Fragments of networks that attend: transformers' blocks, windows, pooled keys, convolutions around attention, EdgeNeXt's."""
+"""Small models, each one block with attention as a family of networks has it: ViT, PVT, MobileViT, YOLO, Swin, EdgeNeXt."""
 
 import numpy as np
 import onnx
@@ -10,7 +10,7 @@ INDICES = {name: np.array(i) for i, name in enumerate(("zero", "one", "two"))}
 
 
 class Drawn:
-    """Draws the weights of a model; each call of the model's function draws the same ones."""
+    """A source of random weights: Drawn()(2, 3) is an array of that shape. Each new Drawn gives the same sequence."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(5)
@@ -20,8 +20,8 @@ class Drawn:
 
 
 def cross_covariance(b: int = 1, n: int = 50, heads: int = 4, d: int = 12) -> onnx.ModelProto:
-    """Returns a block of EdgeNeXt: one product for q, k and v, heads of channels that attend to each other, rows of length 1, a
-    temperature per head.
+    """Returns a block of EdgeNeXt, whose channels attend to each other (cross-covariance attention): one product for q, k and
+    v, rows of q and k scaled to length 1, a temperature per head. `b` images of `n` tokens with `heads` * `d` channels.
     """
     drawn = Drawn()
     c = heads * d
@@ -66,9 +66,10 @@ def tokens(
     root: bool = False,
     masked: bool = False,
 ) -> onnx.ModelProto:
-    """Returns a vision transformer's block: one product gives q, k and v, and a transposition makes the heads. q is scaled or,
-    with `root` (as in PyTorch's scaled_dot_product_attention), q and k are each scaled by the root; `bias`: a constant added to
-    the scores; `masked`: a tensor added to them.
+    """Returns a vision transformer's block: one product gives q, k and v, a Transpose makes the heads.
+
+    q is scaled, or with `root` both q and k by the square root of the scale, as PyTorch's scaled_dot_product_attention does.
+    `bias`: a constant that is added to the scores; `masked`: whether a mask, an input of the network, is added too.
     """
     drawn = Drawn()
     c = heads * d
@@ -103,7 +104,7 @@ def tokens(
 
 
 def pooled_keys(b: int = 1, side: int = 8, heads: int = 2, d: int = 16, ratio: int = 2) -> onnx.ModelProto:
-    """Returns a block of PVT, whose keys and values come from fewer tokens, made by a convolution with a stride."""
+    """Returns a block of PVT: keys and values come from fewer tokens, which a convolution with stride `ratio` makes."""
     drawn = Drawn()
     c, n, few = heads * d, side * side, (side // ratio) ** 2
     w = {
@@ -146,8 +147,8 @@ def pooled_keys(b: int = 1, side: int = 8, heads: int = 2, d: int = 16, ratio: i
 
 
 def own_products(b: int = 1, n: int = 20, heads: int = 2, d: int = 16) -> onnx.ModelProto:
-    """Returns a block of MobileViT as torch.nn.MultiheadAttention is exported, or of BERT: q, k and v have a product each;
-    heads and images share one batch dimension.
+    """Returns a block of BERT, or of MobileViT as torch.nn.MultiheadAttention is exported: a product each for q, k and v; heads
+    and images in one batch dimension.
     """
     drawn = Drawn()
     c = heads * d
@@ -204,8 +205,8 @@ def of_convolutions(b: int = 1, side: int = 6, heads: int = 2, key: int = 16, d:
 
 
 def windows(b: int = 1, side: int = 8, window: int = 4, heads: int = 2, d: int = 16, shifted: bool = True) -> onnx.ModelProto:
-    """Returns a block of Swin: windows of an image in channels-last order attend separately; a bias for each head and pair and,
-    if windows are `shifted`, a mask for each window.
+    """Returns a block of Swin: attention within each window of an image, which is in channels-last order, with a bias for each
+    head and pair of pixels and, if windows are `shifted`, a mask for each window.
     """
     drawn = Drawn()
     c, per, n = heads * d, side // window, window * window

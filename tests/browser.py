@@ -1,4 +1,4 @@
-"""A headless Chromium that tests drive as its user does: the DevTools protocol over a pair of pipes, nothing to install.
+"""A headless Chromium that tests operate as a user would, by the DevTools protocol over two pipes; no package is needed.
 
 Messages are JSON texts that end with a zero byte: https://chromedevtools.github.io/devtools-protocol and, for the pipes,
 Chromium's switch --remote-debugging-pipe: it reads from descriptor 3 and writes to descriptor 4.
@@ -25,8 +25,8 @@ KEYS = {"Enter": (13, "\r"), "Escape": (27, ""), "ArrowDown": (40, ""), "ArrowUp
 
 
 class Browser:
-    """A browser with one page at a time. `problems`: errors in the page's console and exceptions that nobody caught; `asked`:
-    the addresses that the page requested; `dialogs`: the texts that it asked the user to confirm.
+    """A browser with one page at a time. `problems`: errors in the page's console and uncaught exceptions; `asked`: the
+    addresses that the page requested; `dialogs`: the texts of its dialogs.
     """
 
     def __init__(self, folder: Path):
@@ -63,8 +63,8 @@ class Browser:
     # ---- the protocol
 
     def send(self, method: str, **params) -> dict:
-        """Sends a command; returns its result. Raises RuntimeError if the browser refuses it, TimeoutError if it does not
-        answer.
+        """Sends a DevTools command and returns its result. Raises RuntimeError if the browser refuses it, TimeoutError without
+        an answer.
         """
         self.number += 1
         message = {"id": self.number, "method": method, "params": params}
@@ -109,7 +109,7 @@ class Browser:
     # ---- actions of a user
 
     def open(self, path: Path, theme: str = "light", width: int = 1400, height: int = 1000) -> None:
-        """Loads a file and waits until its scripts say that they are done."""
+        """Loads a file in the color scheme `theme`, in a window of this size, and waits until its scripts have run."""
         self.problems, self.asked, self.dialogs = [], [], []
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
@@ -117,7 +117,7 @@ class Browser:
         self.wait("document.documentElement?.dataset.ready === 'yes'")
 
     def evaluate(self, expression: str):
-        """Returns the value of an expression in the page. AssertionError if it throws."""
+        """Returns the value of a JavaScript expression in the page. Raises AssertionError if it throws."""
         found = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
@@ -129,7 +129,7 @@ class Browser:
             time.sleep(0.02)
 
     def click(self, selector: str) -> None:
-        """Presses the mouse in the middle of the first element that the selector matches."""
+        """Clicks in the middle of the first element that the CSS selector matches."""
         x, y = self.evaluate(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center', "
             "behavior: 'instant'}); const r = e.getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"

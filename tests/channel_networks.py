@@ -1,4 +1,7 @@
-"""Networks drawn from a seed in which channels travel: through sums, concats, groups, shuffles, slices, pads and products."""
+"""Random networks for the tests of channel permutation: sums, concats, groups, shuffles, slices, pads and products.
+
+Each rule adds nodes to a drawn.Drawn and returns their output, None if it cannot.
+"""
 
 import math
 
@@ -10,7 +13,7 @@ from tests.drawn import Drawn
 
 
 def same_conv(d: Drawn):
-    """Adds a convolution that keeps the image's size, so that sums and concats find partners."""
+    """Adds a convolution that keeps height and width, so that there are tensors of equal size for sums and concats."""
     if (x := d.image()) is None:
         return None
     n, c, h, w = d.shapes[x]
@@ -70,7 +73,7 @@ def excited(d: Drawn):
 
 
 def classified(d: Drawn):
-    """Adds a flattening, with or without the pixels, and a product."""
+    """Adds a Flatten of a small image and two products."""
     if (x := d.image()) is None:
         return None
     n, c, h, w = d.shapes[x]
@@ -91,7 +94,7 @@ def padded(d: Drawn):
 
 
 def taken(d: Drawn):
-    """Adds a selection of channels: by number, or every second one."""
+    """Adds a Gather of some channels, or a Slice of every second one."""
     x = d.any(lambda shape: len(shape) == 4 and shape[1] >= 8)
     if x is None:
         return None
@@ -105,7 +108,7 @@ def taken(d: Drawn):
 
 
 def last_axis(d: Drawn):
-    """Adds a transposition to channels last, a product and a Softmax there, and the transposition back."""
+    """Adds a Transpose to channels last, a product and a Softmax along channels, and the Transpose back."""
     x = d.image()
     if x is None:
         return None

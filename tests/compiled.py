@@ -1,4 +1,4 @@
-"""A committed record of the kernels' SM resources and machine code: tests ask it instead of compiling.
+"""A committed record of the kernels' SM resources and machine code, which tests read instead of compiling.
 
 tests/golden/compiled.json: {version of NVRTC: {kernel: {"source": hash of its sources, "variants": {"NAME=VALUE,...":
 {architecture: the fields of Taken}}}}}. A row is believed while the kernel's sources are those of the record; otherwise, and
@@ -33,12 +33,13 @@ DRAWN, CHANGED = 20, 4  # with a seed, one row in DRAWN is compiled again; one i
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A variant's resources: registers per thread, bytes of static shared memory, bytes of spills and local arrays; its number
-    of instructions, and among them of tensor core products, 2:4 sparse products, 16-byte copies to shared memory (LDGSTS) and
-    loads of four matrices (LDSM).
+    """A compiled variant's resources: `regs` per thread; bytes of static shared memory (`smem`); bytes of `spills` and local
+    arrays; numbers of `instructions`, and among them of tensor core products (`mma`), 2:4 sparse ones (`mma_sp`), 16-byte
+    `copies` to shared memory (LDGSTS) and loads of four `matrices` (LDSM).
 
-    Only for kernels with asynchronous products (HGMMA): TMA's copies (UTMALDG, UBLKCP); groups of products in flight behind the
-    shortest wait of a main loop, -1 without a wait; C75xx lines, by which ptxas says that it waits for each product.
+    For kernels with asynchronous products (HGMMA) also: `bulk`, TMA's copies (UTMALDG, UBLKCP); `in_flight`, the number of
+    groups of products that the shortest wait in a main loop leaves in flight, -1 without a wait; `serialized`, the number of
+    C75xx lines, with which ptxas reports that it waits for each product.
     """
 
     regs: int
@@ -55,13 +56,13 @@ class Taken:
 
     @property
     def row(self) -> tuple[int, ...]:
-        """Returns the fields as they are recorded: without the last ones if there are no asynchronous products."""
+        """The fields as the record has them: without the last three if these have their defaults."""
         return astuple(self)[: -3 if (self.bulk, self.in_flight, self.serialized) == (0, -1, 0) else None]
 
 
 @lru_cache
 def compiler() -> str:
-    """Returns NVRTC's version to the patch, from its package; without a package only major and minor are known."""
+    """Returns NVRTC's version with the patch number, from its package; without a package, major and minor version."""
     try:
         return version("nvidia-cuda-nvrtc")
     except PackageNotFoundError:
@@ -79,8 +80,8 @@ def record(base: str = "") -> dict:
 
 
 def takes(kernel: str, values, sm: str) -> Taken:
-    """Returns the resources of this variant; AssertionError if it spills, waits for all its products, or differs from the
-    record.
+    """Returns the resources of a variant. Raises AssertionError if it spills, waits for all its products, or differs from the
+    record. `values`: the kernel's compile-time values; `sm`: the architecture.
     """
     key = ",".join(f"{name}={value}" for name, value in sorted(dict(values).items()))
     known = _row(record(), kernel, key, sm)
@@ -102,7 +103,7 @@ def takes(kernel: str, values, sm: str) -> Taken:
 
 
 def fits(c: Compiled) -> None:
-    """AssertionError if a kernel, which need not be in the record, spills registers or keeps arrays in local memory."""
+    """Raises AssertionError if a kernel, in the record or not, spills registers or keeps arrays in local memory."""
     assert c.spill_bytes == 0 and c.local_bytes == 0, f"{c.kernel} {dict(c.values)} for {c.sm}: {c.log}"
 
 
@@ -128,7 +129,7 @@ def measured(c: Compiled) -> Taken:
 
 
 def disassemble(cubin: bytes) -> collections.Counter:
-    """Returns mnemonic -> its number in the machine code."""
+    """Returns mnemonic -> how often it occurs in the machine code."""
     return collections.Counter(i.opcode for p in programs(cubin).values() for i in p.instructions)
 
 
@@ -138,7 +139,7 @@ def _row(table: dict, kernel: str, key: str, sm: str) -> Taken | None:
 
 
 def _again(kernel: str, key: str, sm: str, known: Taken) -> bool:
-    """Whether RECOMPILE asks for this row although its sources are the recorded ones."""
+    """Returns whether RECOMPILE demands that this row is compiled although the sources are the recorded ones."""
     wish = os.environ.get(RECOMPILE, "")
     if wish in ("", "all"):
         return wish == "all"
@@ -150,7 +151,7 @@ def _again(kernel: str, key: str, sm: str, known: Taken) -> bool:
 
 
 def main() -> None:
-    """Writes the record of this compiler from the file to which `takes` appended; the rows of other compilers stay."""
+    """Writes this compiler's record from the file to which `takes` appended; other compilers' rows stay unchanged."""
     rows: dict[str, dict[str, dict[str, list]]] = {}
     for line in Path(sys.argv[1]).read_text().splitlines():
         kernel, key, sm, taken = json.loads(line)

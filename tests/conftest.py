@@ -1,4 +1,4 @@
-"""Fixtures of all tests: the real networks, the cases that `make test` leaves to CI, the GPU and the command line."""
+"""Fixtures and hooks of all tests: real networks, the cases that only CI runs, the GPU, the command line."""
 
 import gc
 import os
@@ -26,16 +26,14 @@ os.environ.pop("COLUMNS", None)  # texts are as wide as without a terminal, whic
 
 
 def pytest_configure():
-    """Restores SIGINT: processes that share the tests between cores start with it ignored, and all processes that they start
-    would ignore it too.
-    """
+    """Restores SIGINT: pytest-xdist's workers start with it ignored, and the processes that they start would ignore it too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exempts the tests themselves from Python's collector of cycles, which would take a third of the collection's time, and
-    more later.
+    """Exempts the collected tests from Python's garbage collector, which would take a third of the collection's time, and more
+    during the tests.
     """
     gc.disable()
     try:
@@ -64,8 +62,8 @@ _lost: list[str] = []  # the test that lost this process's GPU
 
 @pytest.fixture(autouse=True)
 def gpu_left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Checks that a test on a GPU leaves no fault, no other device and no other stream behind: it fails if it does. Later tests
-    on a GPU with a fault could show nothing, and say so in a line.
+    """Fails a test on a GPU that leaves a fault, another device or another stream behind. After a fault, later tests on the GPU
+    fail with one line, since their results would mean nothing.
     """
     if not any(request.node.get_closest_marker(name) for name in ("gpu", "driver")):
         yield
@@ -89,7 +87,7 @@ def gpu_left_as_found(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def leave_to_ci(items: list[pytest.Item]) -> None:
-    """Marks as `full` all cases of a test marked `sample(n)` but n of them; `long` cases do not count."""
+    """Marks all but n cases of each test that is marked `sample(n)` as `full`; `long` cases do not count."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sample") and not item.get_closest_marker("long"):
@@ -103,7 +101,8 @@ def leave_to_ci(items: list[pytest.Item]) -> None:
 
 
 def sample(cases: list[dict[str, str]], number: int) -> list[int]:
-    """Returns `number` of the cases, {parameter: value} each: evenly spread, the values of each parameter in turn."""
+    """Returns the indices of `number` cases, each {parameter: value}, in which values occur about equally often; spread
+    evenly."""
     seen: Counter[tuple[str, str]] = Counter()
     even = {i * len(cases) // number for i in range(number)}
     rest, kept = sorted(range(len(cases)), key=lambda i: (i not in even, i)), []
@@ -115,7 +114,7 @@ def sample(cases: list[dict[str, str]], number: int) -> list[int]:
 
 
 def model_path(name: str) -> Path:
-    """Returns a real network's file; the test skips with the reason if the folder is absent."""
+    """Returns the path of a real network's file; skips the test, with the reason, if there is no such file."""
     path = MODELS / f"{name}.onnx"
     if not path.exists():
         pytest.skip(f"{path.name} not found in {MODELS}: set GPU_RUNTIME_MODELS to the folder of real networks")
@@ -124,7 +123,7 @@ def model_path(name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def small_heap() -> None:
-    """Exempts all earlier objects from the collector of cycles, so that it visits only the objects of these tests."""
+    """Exempts all earlier objects from the garbage collector, so that it visits only the objects of this module's tests."""
     gc.collect()
     gc.freeze()
 
@@ -152,14 +151,14 @@ def cli(tmp_path, monkeypatch, capsys):
 
 
 def without_progress(err: str) -> str:
-    """Returns a program's stderr without the lines that it writes while a slow machine keeps it waiting."""
+    """Returns a program's stderr without its lines on progress, which depend on the machine's speed."""
     return re.sub(r"^\[(\d+ min )?\d+ s\] .*\n", "", err, flags=re.M)
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory) -> dict[str, bytes]:
-    """Returns files by name: a model of two convolutions, its engine and input, the digits network, which is dynamic, and an
-    empty timing cache.
+    """Returns name -> bytes of files: a model of two convolutions, its engine and input, the digits network, whose batch is
+    open, and an empty timing cache.
     """
     folder = tmp_path_factory.mktemp("made")
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Boxes of tensors that cuda_kernels/copy_box.cu copies by a map: in the emulator, and on a GPU."""
+"""Cases of TMA copies, boxes of a tensor by a tensor map (cuda_kernels/copy_box.cu), run in the emulator or on a GPU."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ SHAPE = (2, 5, 6, 24)  # n, h, w, c
 
 
 def swizzled(rows: np.ndarray, swizzle: int) -> np.ndarray:
-    """Returns rows of bytes as they lie in shared memory, by CuTe's table of 32 rows."""
+    """Returns rows of bytes in the order of shared memory with this swizzle (0, 32, 64 or 128 bytes), by CuTe's table."""
     if not swizzle:
         return rows.reshape(-1)
     at = table()[f"rows of {swizzle} bytes"]["at"].reshape(32, -1)
@@ -32,7 +32,7 @@ def swizzled(rows: np.ndarray, swizzle: int) -> np.ndarray:
 
 
 def launch(m: Map, at: tuple[int, int, int, int], offsets: tuple[int, int], nbytes: int, **more: int) -> Launch:
-    """Makes a launch that copies bytes by a map. `at`: coordinates, innermost first; `offsets`: s, r."""
+    """Returns a launch that copies `nbytes` by the map `m`. `at`: coordinates, innermost first; `offsets`: im2col's (s, r)."""
     values = tuple(sorted({"BYTES": nbytes, "IM2COL": int(not m.box)}.items()))
     named = {f"at[{i}]": ("i32", c) for i, c in enumerate(at)} | {"s": ("i32", offsets[0]), "r": ("i32", offsets[1])}
     args = arrange(SOURCE, values, {"y": ("out", 0), "map": ("map", m)} | named)
@@ -54,7 +54,7 @@ def copied(gpu: Cuda | Emulated, x: np.ndarray, step: Launch) -> np.ndarray:
 
 
 class Case(NamedTuple):
-    """A map of a tensor of SHAPE, with the coordinates and offsets of a copy."""
+    """A tensor map of a tensor of SHAPE, and the coordinates and im2col offsets of one copy."""
 
     map: Map
     at: tuple[int, int, int, int]
@@ -82,7 +82,7 @@ CASES = {
 
 
 def check(gpu: Cuda | Emulated, name: str) -> None:
-    """Checks that the kernel's copy equals NumPy's."""
+    """Checks that the kernel's copy in case `name` equals _expected's."""
     m, at, offsets = CASES[name]
     x = np.random.default_rng(0).integers(1, 1000, SHAPE).astype(np.float16)
     expected = _expected(x, m, at, offsets)
@@ -91,7 +91,7 @@ def check(gpu: Cuda | Emulated, name: str) -> None:
 
 
 def _expected(x: np.ndarray, m: Map, at: tuple[int, ...], offsets: tuple[int, int]) -> np.ndarray:
-    """Computes the copy, [pixels][channels], by loops; elements outside the tensor are 0."""
+    """Returns the copy [pixels][channels], computed by loops; elements outside the tensor are 0."""
     n, h, w, c = x.shape
     if m.box:
         pixels = [divmod(at[1] + i, h * w) for i in range(m.box[1])]
@@ -119,8 +119,7 @@ MAPPED = Map(("in", 0), (8, 64), (16,), box=(8, 64))  # of the input of `relu`
 
 
 def relu(folder: Path) -> Engine:
-    """Returns the engine of y = x for positive x [2, 8, 4, 8], in fp16:hwc8. Its only launch may be replaced by MAPPED's
-    copy.
-    """
+    """Returns an engine with y = x for positive x [2, 8, 4, 8] in fp16:hwc8, whose only launch tests replace by MAPPED's
+    copy."""
     proto = model([node("Relu", "x", "y")], {"x": (2, 8, 4, 8)}, "y", {})
     return build(folder, proto, input_formats="fp16:hwc8", output_formats="fp16:hwc8")

@@ -1,7 +1,7 @@
-"""Engines written with intent: one fact is changed, all hashes are right, and in every second engine the other facts agree.
+"""Engine files as an attacker could write them: one fact of the plan is changed, and all hashes are right.
 
-A crafted engine depends on nothing but its number. Even numbers change one fact of a plan; odd ones change a fact of a layer or
-of the memory and make the rest of the plan agree with it, as one who knows this code would.
+A crafted engine depends only on its number. An even number changes one fact of a plan; an odd one changes a fact of a layer or
+of the memory, and the rest of the plan is recomputed to agree with it, as by somebody who knows this code.
 """
 
 import json
@@ -64,7 +64,7 @@ def _joined():
 
 @cache
 def bases() -> tuple[tuple[str, bytes], ...]:
-    """Returns (name, bytes) of the engines from which the others are made."""
+    """Returns (name, bytes) of the valid engines from which crafted ones are made."""
     small = small_models()
     found = []
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
@@ -82,7 +82,7 @@ def opened(data: bytes) -> tuple[dict, bytearray]:
 
 
 def sealed(plan: dict, arena: bytes) -> bytes:
-    """Returns a file with this plan and arena in which all hashes are right, whatever the plan says."""
+    """Returns an engine file with this plan and arena, with right hashes but no check of the plan."""
     for s in plan["sections"] if isinstance(plan["sections"], list) else ():
         at, size = (s.get("offset"), s.get("nbytes")) if isinstance(s, dict) else (None, None)
         if type(at) is int and type(size) is int and 0 <= at <= len(arena):
@@ -93,7 +93,7 @@ def sealed(plan: dict, arena: bytes) -> bytes:
 
 
 def places(value, at: tuple = ()):
-    """Returns the path (keys and indices) of every value inside a value."""
+    """Yields the path, a tuple of keys and indices, of every value inside a nested value."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*at, key)
         yield from places(inner, (*at, key))
@@ -147,7 +147,7 @@ def _at(value, path):
 
 
 def agree(plan: dict) -> None:
-    """Recomputes tensors and the memory's size from the changed layers, as far as they follow from them."""
+    """Recomputes, in place, the tensors and the memory's size that follow from changed layers."""
     record = codec.from_json(EngineRecord, {k: v for k, v in plan.items() if k not in ("format_version", "plan_sha256")})
     one, memory = plan["plans"][0], plan["plans"][0]["memory"]
     for layer, data in zip(record.plan.layers, one["layers"], strict=True):
@@ -166,7 +166,7 @@ def agree(plan: dict) -> None:
 
 
 def craft(number: int) -> tuple[str, bytes]:
-    """Returns (a text on the change, bytes) of crafted engine `number`."""
+    """Returns (a text on the change, the file's bytes) of crafted engine `number`."""
     rng = np.random.default_rng(number)
     given = bases()
     name, data = given[int(rng.integers(len(given)))]
@@ -181,7 +181,7 @@ def craft(number: int) -> tuple[str, bytes]:
 
 
 def attempt(data: bytes, path: Path) -> str:
-    """Reads, describes and runs the engine; returns "fine" or its EngineError. Any other exception is the caller's."""
+    """Reads, describes and runs an engine; returns "fine" or the text of its EngineError. Other exceptions are not caught."""
     path.write_bytes(data)
     try:
         made = engine.load(path)

@@ -1,4 +1,4 @@
-"""Networks drawn from a seed: random topologies with several readers, small enough for the emulator."""
+"""Random networks by seed, whose tensors may have several readers, small enough for the emulator."""
 
 import math
 import random
@@ -14,7 +14,8 @@ Shape = tuple[int, ...]
 
 
 class Drawn:
-    """A network while it is drawn. A rule adds a node that reads existing tensors, or returns None if it cannot."""
+    """A network under construction. A rule, as the functions below, adds nodes that read existing tensors and returns the name
+    of the output; None if it cannot. `pick`: the random numbers; `shapes`: tensor -> its shape."""
 
     def __init__(self, seed: str):
         self.pick = random.Random(seed)
@@ -30,7 +31,7 @@ class Drawn:
         return name
 
     def any(self, holds: Callable[[Shape], bool] = lambda shape: True) -> str | None:
-        """Returns a tensor whose shape satisfies `holds`, late ones with a higher probability; None if there is none."""
+        """Returns the name of a tensor whose shape satisfies `holds`, more often a late one; None if there is none."""
         able = [t for t, shape in self.shapes.items() if holds(shape)]
         return self.pick.choice(able + 3 * able[-3:]) if able else None
 
@@ -41,7 +42,7 @@ class Drawn:
         return self.given((near + spread * self.rng.uniform(-1, 1, shape)).astype(np.float32))
 
     def given(self, array) -> str:
-        """Returns the name of a constant; FP16 holds its values, so that they cause no error."""
+        """Adds a constant and returns its name; its values are rounded to FP16, so that this causes no error later."""
         name = f"c{len(self.weights)}"
         array = np.asarray(array)
         self.weights[name] = array.astype(np.int64) if array.dtype.kind == "i" else array.astype(np.float16).astype(np.float32)
@@ -56,7 +57,7 @@ class Drawn:
         return names[0]
 
     def model(self) -> onnx.ModelProto:
-        """Returns the model; its outputs are the tensors without readers, and sometimes one that has readers too."""
+        """Returns the model; its outputs are the tensors without readers, and sometimes tensors with readers too."""
         read = {name for n in self.nodes for name in n.input}
         made = [name for n in self.nodes for name in n.output]
         outputs = [name for name in made if name not in read]
@@ -278,9 +279,7 @@ MOVES = (concat, concat, concat, split, reshape, reshape, reshape, transpose, tr
 
 
 def squeeze_excite(d: Drawn):
-    """Adds a grouped convolution, and its product with the gate that two layers make of its average. Not in ALL, whose networks
-    tests know by seeds.
-    """
+    """Adds a grouped convolution and a squeeze-excite of its output. It is not in ALL, so that seeds keep their networks."""
     if (x := d.image()) is None or math.prod(d.shapes[x]) > MOST_ELEMENTS:
         return None
     shape = n, c, *_ = d.shapes[x]

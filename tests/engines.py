@@ -1,4 +1,4 @@
-"""Builds a model, runs its engine in the emulator and judges the outputs by onnxruntime's: for tests of whole engines."""
+"""Helpers for tests of whole engines: build a model, run it in the emulator, compare the outputs with onnxruntime's."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,20 +18,20 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def build(folder: Path, proto: onnx.ModelProto, **options) -> Engine:
-    """Returns the engine of a model, which is saved as m.onnx in the folder."""
+    """Saves a model as m.onnx in the folder and returns its engine; `options`: of gpu_runtime.build."""
     onnx.save(proto, folder / "m.onnx")
     return gr.build(folder / "m.onnx", device=DEFAULT_DEVICE, **options)
 
 
 def emulated(engine: Engine, feeds: Arrays, **options) -> dict[str, np.ndarray]:
-    """Returns the outputs of one run; memory that the plan says is free holds NaN."""
+    """Returns the outputs of one run in the emulator, in which memory that the plan says is free holds NaN."""
     with engine.context(device="emulator", poison=True, **options) as ctx:
         return ctx.run(feeds)
 
 
 def judge(engine: Engine, model: onnx.ModelProto | Path, feeds: Arrays, **options) -> dict[str, np.ndarray]:
-    """Runs an engine; returns its outputs, each within BOUND of onnxruntime's on the same model: in relative L2 norm, and every
-    element relative to the largest. Feeds are FP32 arrays; the engine gets them in its inputs' types.
+    """Runs an engine and returns its outputs. Raises AssertionError unless each is within BOUND of onnxruntime's for `model`:
+    in relative L2 norm, and in every element relative to the largest. `feeds`: FP32 arrays, converted to the inputs' types.
     """
     types = {i.name: TYPES[i.dtype] for i in engine.plan.inputs}
     got = emulated(engine, {name: x.astype(types[name]) for name, x in feeds.items()}, **options)

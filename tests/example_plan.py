@@ -1,4 +1,4 @@
-"""Plans as an engine's file has them, made by hand, for the tests of reports and engine files."""
+"""A made-up plan, as an engine's file has it, and the functions that make its parts, for tests of reports and engine files."""
 
 import copy
 import json
@@ -37,12 +37,13 @@ HEADER = ("model", "device", "timing", "producer", "source_hash", "flags", "sect
 
 
 def data(parts):
-    """Returns a file's plan from its parts: the header's, and one plan's."""
+    """Returns the JSON data of an engine file from `parts`, one dict with the fields of the header and of one plan."""
     plan = {k: v for k, v in parts.items() if k not in HEADER}
     return {k: parts[k] for k in HEADER} | {"plans": [plan]}
 
 
 def record(parts) -> EngineRecord:
+    """Returns data(parts) as an EngineRecord."""
     return codec.from_json(EngineRecord, json.loads(json.dumps(data(parts))))
 
 
@@ -83,11 +84,13 @@ def conv(shape4, kernel, k, act=NONE, residual=False, stride=1, sparse24=False):
 
 
 def best(tactic, us, fmt="fp16:hwc8"):
+    """Returns the best dense or sparse tactic of a verdict, `best_dense` or `best_sparse`."""
     return {"tactic": tactic, "in": fmt, "out": fmt, "us": us, "low_us": us * 0.75, "high_us": us * 1.25, "bound": "smem"}
 
 
 def other(tactic, us, kernel, reformat, around, fmt="fp16:hwc8"):
-    """Returns the changes of a plan with a layer forced from sparse to dense or back."""
+    """Returns the field `other` of a verdict: how the plan changes, in microseconds, if the layer is forced from sparse to
+    dense or from dense to sparse."""
     cost = kernel + reformat + around
     return {
         "total_us": 123 + cost,
@@ -113,6 +116,7 @@ def floor(bound, mma=10.0, dram=2.0):
 
 
 def verdict(name, what, reason, dense=None, sparse=None, cost=None, **more):
+    """Returns a row on the sparsity of layer `name`; `what`: its verdict; `more`: fields that differ from the defaults here."""
     return {
         "layer": name,
         "layers": [name],
@@ -391,7 +395,7 @@ def measured(plan):
 
 
 def without_estimates(text):
-    """Returns the text without the sentences on a library's kernels, whose times are estimates in a measured plan too."""
+    """Returns a report without its sentences on library kernels, whose times are estimates even in a measured plan."""
     return re.sub(
         r"dense kernels? (of a library|is estimated).*?2:4 kernels? (at )?~[\d.]+ us", "", " ".join(text.split()), flags=re.I
     )

@@ -1,7 +1,7 @@
-"""Drawn heads of detectors, pose models and flow networks: raw outputs of convolutions, and ops that decode them to pixels.
+"""Random heads of detectors, pose models and flow networks: convolutions, and ops that decode their outputs to pixels.
 
-The convolutions' sums are exact in FP32 and not in FP16: inputs are FP16's numbers, weights are 1 and 2^-9. So onnxruntime and
-an engine start from the same raw outputs, and differ only in the ops behind them.
+The convolutions' sums are exact in FP32, but not in FP16: inputs are FP16 numbers, weights are 1 and 2^-9. So onnxruntime and
+an engine decode the same numbers, and differ only in the ops after the convolutions.
 """
 
 import random
@@ -16,7 +16,7 @@ from tests.reference_run import model, node
 
 @dataclass
 class Head:
-    """A head while it is drawn. `size`: the image's width in pixels; `h`, `w`: the size of the grid, whose cells are `stride`
+    """A head under construction. `size`: the image's width in pixels; `h`, `w`: the numbers of cells of the grid, each `stride`
     pixels wide.
     """
 
@@ -43,8 +43,8 @@ class Head:
         return out
 
     def raw(self, channels: int) -> str:
-        """Adds a convolution; returns the name of its sums, [1, channels, h, w]: a channel of the input plus 2^-9 times another
-        one.
+        """Adds a convolution and returns the name of its output [1, channels, h, w], whose channels are each an input channel
+        plus 2^-9 times another one.
         """
         x = f"x{len(self.inputs)}"
         self.inputs[x] = (1, 8, self.h, self.w)
@@ -55,7 +55,7 @@ class Head:
         return self.add("Conv", x, self.constant(w))
 
     def grid(self, axes: int) -> np.ndarray:
-        """Returns the pixels of the cells' corners, [h, w, 2], x first; with `axes` 1 as [h * w, 2]."""
+        """Returns the (x, y) in pixels of the cells' corners, [h, w, 2]; with `axes` 1 as [h * w, 2]."""
         ys, xs = np.meshgrid(np.arange(self.h), np.arange(self.w) + self.size // self.stride - self.w, indexing="ij")
         pixels = self.stride * np.stack([xs, ys], -1)
         return pixels.reshape(-1, 2) if axes == 1 else pixels

@@ -1,7 +1,7 @@
-"""Files made to hang, to exhaust memory or to end in a traceback, and a process in which the product meets them.
+"""Model files made to hang, to exhaust memory or to end in a traceback, and a process that reads them.
 
-As a program it answers lines: {"do": action, "path": file} in, {"seconds", "error": class, "text"} out. Its memory is limited,
-so that a file that would fill the machine's memory fails here.
+As a program it reads lines {"do": action, "path": file} and writes a line {"seconds", "error": class, "text"} for each. Its
+memory is limited, so that a file cannot fill the machine's memory.
 """
 
 import json
@@ -29,12 +29,12 @@ def _one(op: str, shape=(1, 4, 8, 8), inputs="x", weights=None, opset=17, output
 
 
 def _constant(nodes, weights=None, opset=17) -> onnx.ModelProto:
-    """Returns a model whose `nodes` compute a constant "c" that is added to the input."""
+    """Returns a model that adds the constant "c", which `nodes` compute, to its input."""
     return model([*nodes, node("ReduceMax", "c", "m", keepdims=0), node("Add", "x m", "y")], {"x": (1, 4)}, "y", weights, opset)
 
 
 def _functions(depth: int, width: int = 2, op: str = "Relu") -> onnx.ModelProto:
-    """Returns a model with functions each of which calls the next one `width` times; the innermost is one node."""
+    """Returns a model of `depth` functions, each of which calls the next one `width` times; the last is one node."""
     opset = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
     made = []
     for i in range(depth):
@@ -50,7 +50,7 @@ def _functions(depth: int, width: int = 2, op: str = "Relu") -> onnx.ModelProto:
 
 
 def _nested(op: str, depth: int) -> onnx.ModelProto:
-    """Returns a model with an If or Loop inside another, `depth` times."""
+    """Returns a model of `depth` nested Ifs or Loops."""
     info = helper.make_tensor_value_info
     out = info("o", TensorProto.FLOAT, None)
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["o"])], "g", [], [out])
@@ -64,7 +64,7 @@ def _nested(op: str, depth: int) -> onnx.ModelProto:
 
 
 def _external(folder: Path, sizes, location="w.bin", disk: int | None = None, **more) -> onnx.ModelProto:
-    """Returns a model that adds initializers of `sizes` FP32 numbers, all stored in one sparse file."""
+    """Returns a model that adds initializers of `sizes` FP32 numbers, stored as external data in one sparse file."""
     with open(folder / "w.bin", "wb") as f:
         f.truncate(4 * max(sizes) if disk is None else disk)
     names = ["x"]
@@ -87,7 +87,7 @@ def _outputs(count: int) -> onnx.ModelProto:
 
 
 def _text(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Returns `proto` with its tensors, nodes and itself named `name`."""
+    """Returns `proto` with `name` as the name of the graph and of all its tensors and nodes."""
     for n in proto.graph.node:
         n.name = name + "n"
         n.input[:] = [name + i if i else i for i in n.input]
@@ -112,7 +112,7 @@ def _doc(proto: onnx.ModelProto, size: int) -> onnx.ModelProto:
 
 
 def _dims(proto: onnx.ModelProto, *dims: int) -> onnx.ModelProto:
-    """Returns `proto` with other dims of its first initializer than its data have."""
+    """Returns `proto` with the declared dims of its first initializer changed, but not its data."""
     proto.graph.initializer[0].dims[:] = dims
     return proto
 
@@ -267,14 +267,14 @@ def write(name: str, folder: Path) -> Path:
 
 
 class Victim:
-    """The process that reads the files; a new one is started after each that did not survive."""
+    """A process that reads hostile files; a new one is started after a file that hung or ended it."""
 
     def __init__(self):
         self._process: subprocess.Popen | None = None
 
     def meet(self, what: str, path: Path | str, limit_s: float) -> dict:
-        """Gives a file to the process; returns {"seconds", "error": class or None, "text"}; error "hung" after `limit_s`,
-        "died" if the process ended.
+        """Lets the process do `what` with a file; returns {"seconds", "error": class or None, "text"}. The error is "hung"
+        after `limit_s` seconds, "died" if the process ended.
         """
         if self._process is None:
             self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Calls of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col by programs: checked, and made maps of the emulator."""
+"""Calls of cuTensorMapEncodeTiled and cuTensorMapEncodeIm2col by C++ programs, as tensor maps for the emulator."""
 
 import ctypes as C
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from cuda_kernels.tensor_maps import Map, encode
 
 
 class MapCall(C.Structure):
-    """The arguments of such a call, as map_calls.h has them."""
+    """The arguments of one call, in the C struct of map_calls.h."""
 
     _fields_ = [
         *((n, C.c_uint32) for n in ("im2col", "type", "rank", "interleave", "swizzle", "l2", "fill", "channels", "pixels")),
@@ -21,7 +21,7 @@ class MapCall(C.Structure):
     ]
 
 
-# Element types by their numbers in cuda.h, as far as the emulator supports them.
+# CUtensorMapDataType's number in cuda.h -> element type, for the types that the emulator supports.
 ELEMENTS = dict(enumerate("uint8 uint16 uint32 int32 uint64 int64 float16 float32 float64 bfloat16".split())) | {11: "tfloat32"}
 SWIZZLES = dict(enumerate((0, 32, 64, 128)))
 
@@ -36,7 +36,7 @@ def encode_tiled(
     swizzle: int = 0,
     nan_fill: bool = False,
 ) -> bytes:
-    """Returns the emulator's map, from cuTensorMapEncodeTiled's arguments."""
+    """Returns the emulator's tensor map for the arguments of cuTensorMapEncodeTiled."""
     sizes = (tuple(dims), tuple(strides), tuple(box))
     return encode(Map(("in", 0), *sizes, (), (), 0, 0, tuple(element_strides), swizzle, element), address, nan_fill)
 
@@ -54,13 +54,13 @@ def encode_im2col(
     swizzle: int = 0,
     nan_fill: bool = False,
 ) -> bytes:
-    """Returns the emulator's map, from cuTensorMapEncodeIm2col's arguments."""
+    """Returns the emulator's tensor map for the arguments of cuTensorMapEncodeIm2col."""
     sizes = (tuple(dims), tuple(strides), (), tuple(lower), tuple(upper), channels, pixels)
     return encode(Map(("in", 0), *sizes, tuple(element_strides), swizzle, element), address, nan_fill)
 
 
 def encoded(m: MapCall) -> bytes:
-    """Returns the emulator's map of a call. ValueError if the driver refuses the call, or the emulator does not support it."""
+    """Returns the emulator's tensor map for a call. Raises ValueError if a driver would refuse it or the emulator lacks it."""
     for name, known in (("type", ELEMENTS), ("interleave", {0}), ("swizzle", SWIZZLES), ("l2", {*range(4)}), ("fill", {0, 1})):
         if getattr(m, name) not in known:
             raise ValueError(f"{name}: expected one of {', '.join(map(str, known))}, got {getattr(m, name)}")
@@ -72,7 +72,7 @@ def encoded(m: MapCall) -> bytes:
 
 
 def described(m: MapCall) -> dict[str, object]:
-    """Returns an im2col call by the field names of cuda_kernels.tensor_maps.Map, without its type."""
+    """Returns an im2col call as field of cuda_kernels.tensor_maps.Map -> value, without the element type."""
     lists = {"dims": m.dims[: m.rank], "strides": m.strides[: m.rank - 1], "element_strides": m.steps[: m.rank]}
     corners = {"lower": m.lower[: m.rank - 2], "upper": m.upper[: m.rank - 2]}
     return lists | corners | {"channels": m.channels, "pixels": m.pixels, "swizzle": SWIZZLES[m.swizzle]}

@@ -1,10 +1,10 @@
-"""Damaged models and engine files: seeded mutations, and a worker process that offers them to the code under test.
+"""Damaged models and engine files by number, and a program that reads them with the code under test.
 
     python -m tests.mutants models|engines|crafted FIRST COUNT FOLDER
 
-tries mutants FIRST to FIRST + COUNT - 1, writing them in FOLDER, and prints two lines for each: its number and
-mutations before, its outcome after. A mutant depends on nothing but its number. The worker has a limit on its memory,
-and a mutant one on its time, whose end is the worker's: a missing last line shows the mutant that killed it.
+tries mutants FIRST to FIRST + COUNT - 1, which it writes to FOLDER, and prints two lines for each: before it is read its number
+and mutations, afterwards the outcome. A mutant depends only on its number. The program's memory is limited, and so is the time
+of a mutant: at its end the program is killed, and the missing last line shows which mutant did it.
 """
 
 import json
@@ -30,9 +30,8 @@ SECONDS = 60  # seconds of one mutant; the slowest takes about 4 on an idle core
 
 
 def damage(rng, data: bytes, where: np.ndarray) -> bytes:
-    """Returns the bytes with some flipped, or with a range removed, repeated, zeroed or cut off, at places drawn from
-    `where`.
-    """
+    """Returns the bytes with some flipped, or with a range removed, repeated, zeroed or cut off, at drawn offsets of
+    `where`."""
     out = bytearray(data)
     kind, at = int(rng.integers(6)), int(pick(rng, where))
     size = int(rng.integers(1, 40))
@@ -51,9 +50,8 @@ def damage(rng, data: bytes, where: np.ndarray) -> bytes:
 
 
 def structure(data: bytes, m: onnx.ModelProto) -> np.ndarray:
-    """Returns the places in a serialised model that are not a long tensor's values: a flipped byte there changes how it is
-    read.
-    """
+    """Returns the offsets in a serialised model outside of long tensors' values, where a flipped byte changes how it is
+    parsed."""
     keep = np.ones(len(data), bool)
     for t in m.graph.initializer:
         at = data.find(t.raw_data) if len(t.raw_data) > 64 else -1
@@ -66,14 +64,15 @@ def structure(data: bytes, m: onnx.ModelProto) -> np.ndarray:
 
 
 def sources(real: Path) -> list[tuple[str, bytes]]:
-    """Returns (name, bytes): each small model repeated so that these are half of all, then the real models that are there."""
+    """Returns (name, bytes) of models: small ones, repeated to be half of all, then the real models in folder `real`."""
     found = [(p.name, p.read_bytes()) for p in sorted(real.glob("*.onnx"))]
     made = [(f"small{i}", m.SerializeToString()) for i, m in enumerate(small_models())]
     return made + made[: max(0, len(found) - len(made))] + found
 
 
 def mutate_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> tuple[str, bytes]:
-    """Returns (a text on the mutations, bytes) of mutant `number`: one to three mutations, of the records or of their bytes."""
+    """Returns (a text on the mutations, bytes) of mutant `number` of the models `given`: one to three mutations of its fields
+    or its bytes."""
     rng = np.random.default_rng(number)
     name, data = given[int(rng.integers(len(given)))]
     told = [name]
@@ -90,9 +89,8 @@ def mutate_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> t
 
 
 def sizes(data: bytes) -> dict[str, tuple[int, ...]]:
-    """Returns input -> a small size for every dynamic input, if the model can still be read: dynamic models must be built
-    too.
-    """
+    """Returns input -> a small shape for every input with dynamic sizes, so that the model can be built; {} if it is
+    unreadable."""
     try:
         m = onnx.ModelProto.FromString(data)
         stored = {t.name for t in m.graph.initializer}
@@ -108,7 +106,7 @@ def sizes(data: bytes) -> dict[str, tuple[int, ...]]:
 
 
 def try_model(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
-    """Builds the mutant; returns "fine" or its ModelError. Any other exception is the caller's."""
+    """Builds mutant `number`; returns "fine" or the text of its ModelError. Other exceptions are not caught."""
     from gpu_runtime import pipeline
     from gpu_runtime.errors import ModelError
     from gpu_runtime.frontend import importer
@@ -152,14 +150,14 @@ def engine_files() -> list[tuple[str, bytes]]:
 
 
 def places(value, at: tuple = ()):
-    """Returns the path (keys and indices) of every value in a plan."""
+    """Yields the path, a tuple of keys and indices, of every value in a plan."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield (*at, key)
         yield from places(inner, (*at, key))
 
 
 def alter(rng, plan: dict) -> str:
-    """Changes, removes or exchanges one to three values of a plan; returns a text on their places."""
+    """Changes, removes or exchanges one to three values of a plan, in place; returns a text on their paths."""
     told = []
     for _ in range(int(pick(rng, (1, 1, 2, 3)))):
         parts = plan  # of the header, or, mostly, of the plan
@@ -191,7 +189,7 @@ def alter(rng, plan: dict) -> str:
 
 
 def reseal(plan: dict, arena: bytes) -> bytes:
-    """Returns a file with this plan in which all hashes are right."""
+    """Returns an engine file with this plan and arena, with right hashes."""
     from gpu_runtime import engine_header
 
     plan["plan_sha256"] = engine_header.plan_sha256(plan)
@@ -212,7 +210,7 @@ def mutate_engine(number: int, given: list[tuple[str, bytes]]) -> tuple[str, byt
 
 
 def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str:
-    """Reads and describes the mutant and prepares it to run, without its kernels' code; returns "fine" or its EngineError."""
+    """Reads, describes and prepares mutant `number`, without loading kernels; returns "fine" or the text of its EngineError."""
     from gpu_runtime import engine
     from gpu_runtime.errors import EngineError
     from gpu_runtime.explain import layer_info, report, wording
@@ -236,7 +234,7 @@ def try_engine(number: int, given: list[tuple[str, bytes]], folder: Path) -> str
 
 
 def try_crafted(number: int, given: object, folder: Path) -> str:
-    """Reads, describes and runs a crafted engine (crafted.py)."""
+    """Reads, describes and runs a crafted engine (crafted.attempt)."""
     from tests import crafted
 
     told, data = crafted.craft(number)

@@ -1,4 +1,8 @@
-"""Mutations of a ModelProto, in place; each may find nothing to do."""
+"""Mutations of a ModelProto for mutants.py: functions (rng, model, folder) that change the model in place, if they find a
+place.
+
+`folder`: where a mutation may write external data.
+"""
 
 from collections.abc import Callable
 
@@ -54,7 +58,7 @@ def cycle(rng, m, folder):
 
 
 def rename(rng, m, folder):
-    """Changes a tensor's name at one place: it is missing, empty, defined twice or read at a wrong place."""
+    """Changes a tensor's name in one input or output, so that a tensor is missing, made twice, or read by another node."""
     node = pick(rng, m.graph.node)
     names = pick(rng, (node.input, node.output))
     others = [t.name for t in m.graph.initializer] + [n for k in m.graph.node for n in (*k.input, *k.output)]
@@ -99,9 +103,8 @@ def initializer_bytes(rng, m, folder):
 
 
 def bad_values(rng, m, folder):
-    """Writes NaN, infinity or magnitudes at the ends of a type into a tensor; large whole numbers into one that holds a shape
-    or an index.
-    """
+    """Writes NaN, infinity or a type's largest numbers into a floating-point tensor, or large whole numbers into an integer
+    one."""
     if m.graph.initializer:
         t = pick(rng, m.graph.initializer)
         if t.data_location == TensorProto.EXTERNAL:
@@ -236,7 +239,7 @@ def external(rng, m, folder):
 
 
 def functions(rng, m, folder):
-    """Adds a function of the model's own: harmless, calling itself, calling another that calls it, or of many calls."""
+    """Adds a function to the model: a harmless one, one that calls itself, two that call each other, or one of many calls."""
     kind = int(rng.integers(4))
     m.opset_import.append(helper.make_opsetid("mine", 1))
     ops = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
@@ -270,7 +273,7 @@ def sparse(rng, m, folder):
 
 
 def long_chain(rng, m, folder):
-    """Adds hundreds of nodes in a row, which would exhaust a recursion over the graph."""
+    """Adds hundreds of nodes in a row, too many for a recursive function over the graph."""
     last = next((n for n in reversed(m.graph.node) if n.output), None)
     if last is None or not m.graph.output:
         return

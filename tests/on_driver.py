@@ -1,4 +1,4 @@
-"""For tests of and on the emulated CUDA driver: small kernels, and functions run in a child with settings of its own."""
+"""Helpers for tests on the emulated CUDA driver: small kernels, and test functions run in a child process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def kernel(name: str):
 
 
 def started(function: Callable[[], None], **changes: object) -> subprocess.Popen:
-    """Starts a function of a test module in a process of its own, on a driver with these changes to the settings."""
+    """Starts a function of a test module in a new process; `changes`: settings of its driver that differ."""
     module = ".".join(Path(inspect.getfile(function)).relative_to(ROOT).with_suffix("").parts)
     code = f"from {module} import {function.__name__}; {function.__name__}()"
     return subprocess.Popen(
@@ -64,7 +64,7 @@ def started(function: Callable[[], None], **changes: object) -> subprocess.Popen
 
 
 def finished(process: subprocess.Popen, seconds: float) -> tuple[int, str, str]:
-    """Returns (exit status, stdout, stderr); kills a process that has not ended in `seconds`, which stderr then says."""
+    """Waits for a process and returns (exit status, stdout, stderr); after `seconds` it is killed, and stderr says so."""
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -75,8 +75,8 @@ def finished(process: subprocess.Popen, seconds: float) -> tuple[int, str, str]:
 
 
 def passes(function: Callable[[], None], *, seconds: float = 120, **changes: object) -> str:
-    """Runs a function in a process of its own; returns its stdout. A failed assertion, or no end in `seconds`, fails the
-    test.
+    """Runs a function in a new process, as `started`, and returns its stdout; fails the test if the function raises, or does
+    not end in `seconds`.
     """
     with started(function, **changes) as process:
         code, out, err = finished(process, seconds)
@@ -86,7 +86,7 @@ def passes(function: Callable[[], None], *, seconds: float = 120, **changes: obj
 
 
 class Refused:
-    """Checks the error that a call of CUDA returns: `with Refused(700): call()` fails if it returned another one."""
+    """A context that expects a CUDA error: `with Refused(700): call()` fails unless the call raises the error with code 700."""
 
     def __init__(self, code: int):
         self.code = code

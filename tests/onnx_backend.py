@@ -4,9 +4,9 @@
     from tests import onnx_backend
     y, = onnx_backend.prepare(onnx.load("model.onnx"), "CPU").run([x])
 
-"CPU" executes the kernels in the emulator, "CUDA" on the GPU at hand. A model that cannot be built raises unittest.SkipTest
-with the reason. An engine's weights, shapes and bounds are constants: where a model has them as inputs, its engine is built
-when their values are known, once for each set of values.
+"CPU" executes the kernels in the emulator, "CUDA" on this machine's GPU. A model that cannot be built raises unittest.SkipTest
+with the reason. In an engine, weights, shapes and bounds are constants. If a model has them as inputs, an engine is built for
+each set of their values, when `run` gets them.
 """
 
 import unittest
@@ -40,7 +40,8 @@ CONSTANT_INPUTS = {
 
 
 class Prepared(BackendRep):
-    """A model ready to run, whose engines are kept from run to run. For one thread."""
+    """A model that can be run several times, and keeps its engines between runs. `device`: "emulator" or "cuda". For one
+    thread."""
 
     def __init__(self, model: ModelProto, device: str, options: Mapping[str, Any]):
         self._model, self._device, self._options = model, device, dict(options)
@@ -78,7 +79,8 @@ class Prepared(BackendRep):
             context.close()
 
     def _context(self, arrays: Mapping[str, np.ndarray]) -> Context:
-        """Returns the context for arrays of these shapes, and of these values for the inputs that are constants."""
+        """Returns the context of an engine for arrays of these shapes, with the values of the inputs that are constants in
+        it."""
         constants = {name: a for name, a in arrays.items() if name in self._constant}
         shapes = {name: a.shape for name, a in arrays.items() if name not in self._constant}
         values = tuple((name, a.dtype.str, a.shape, a.tobytes()) for name, a in sorted(constants.items()))
@@ -96,8 +98,8 @@ class Prepared(BackendRep):
 
 
 def prepare(model: ModelProto, device: str = "CPU", **options: Any) -> Prepared:
-    """Prepares a model for repeated runs; `options` are those of `gpu_runtime.build`. Raises SkipTest if it cannot be built (on
-    the first run, if that needs the inputs), ValueError for an unknown device.
+    """Returns a model ready for repeated runs; `options`: of gpu_runtime.build. Raises ValueError for an unknown device, and
+    SkipTest, here or in `run`, if the model cannot be built.
     """
     if not supports_device(device):
         raise ValueError(f"device: expected CPU or, where there is a GPU, CUDA, got {device!r}")
@@ -107,7 +109,7 @@ def prepare(model: ModelProto, device: str = "CPU", **options: Any) -> Prepared:
 def run_model(
     model: ModelProto, inputs: Sequence[Any] | Mapping[str, object], device: str = "CPU", **options: Any
 ) -> tuple[Any, ...]:
-    """Prepares a model and runs it once."""
+    """Prepares a model, runs it once and returns its outputs."""
     return prepare(model, device, **options).run(inputs)
 
 
@@ -118,8 +120,8 @@ def run_node(
     outputs_info: Sequence[tuple[np.typing.DTypeLike, tuple[int, ...]]] | None = None,
     **options: Any,
 ) -> tuple[Any, ...]:
-    """Runs one node on arrays, one for each input that it names. `outputs_info`: (dtype, shape) of each output, else as onnx
-    infers them; `opset_version`: the node's, by default the one to which this runtime converts.
+    """Runs a model of one node and returns its outputs. `inputs`: an array for each input that the node names; `outputs_info`:
+    (dtype, shape) of each output, by default as onnx infers them; option `opset_version`: of the node, by default OPSET.
     """
     opset = options.pop("opset_version", OPSET)
     named = [name for name in node.input if name]
@@ -136,7 +138,7 @@ def run_node(
 
 
 def supports_device(device: str) -> bool:
-    """Whether the device can be used: CPU, the emulator, everywhere; CUDA and CUDA:0 if there is a GPU."""
+    """Returns whether the device can be used: CPU (the emulator) always, CUDA and CUDA:0 if there is a GPU."""
     return _kind(device) == "CPU" or (device in ("CUDA", "CUDA:0") and devices.has_gpu())
 
 
@@ -159,8 +161,8 @@ def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 
 
 def _constant_inputs(model: ModelProto) -> set[str]:
-    """Returns the names of the graph's inputs on whose values an engine's constants depend; none if no other input would
-    remain.
+    """Returns the names of the graph's inputs on whose values an engine's constants depend; an empty set if these are all
+    inputs.
     """
     decisive: set[str] = set()
     for node in reversed(model.graph.node):
@@ -175,7 +177,7 @@ def _constant_inputs(model: ModelProto) -> set[str]:
 
 
 def _with_constants(model: ModelProto, constants: Mapping[str, np.ndarray]) -> ModelProto:
-    """Returns the model with these inputs as initializers."""
+    """Returns the model with these inputs (name -> array) as initializers."""
     changed = ModelProto()
     changed.CopyFrom(model)
     kept = [v for v in changed.graph.input if v.name not in constants]

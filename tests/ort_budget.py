@@ -1,7 +1,7 @@
-"""The allowed error of a correct FP16 engine: onnxruntime with FP16 storage between ops sets the scale.
+"""The error that a correct FP16 engine may have, relative to the error that FP16 storage between ops causes in onnxruntime.
 
-The reference runs the model's weights in FP32. The yardstick runs the same model with a Cast to FP16 and back after every
-op. An engine's error may be 3 times the yardstick's, plus a root mean square of 1e-4 of the output's range.
+The reference is onnxruntime's FP32 output. The yardstick is its output for the same model with a Cast to FP16 and back after
+every op. An engine's error may be 3 times the yardstick's, plus a root mean square of 1e-4 of the output's range.
 """
 
 import os
@@ -24,16 +24,14 @@ TINY = 1e-30
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The budget of one output: the FP32 `reference`, the relative L2 error that FP16 storage alone causes, and the error
-    allowed.
-    """
+    """The allowed error of one output: the FP32 `reference`, the relative L2 error of the yardstick, and the allowed one."""
 
     reference: np.ndarray
     fp16_error: float
     allowed: float
 
     def check(self, y: np.ndarray, what: str) -> float:
-        """Returns the relative L2 error of `y`; AssertionError with the numbers if it is larger than allowed."""
+        """Returns the relative L2 error of output `y`. Raises AssertionError with the numbers if it is larger than allowed."""
         assert y.shape == self.reference.shape, f"{what}: {y.shape} is not {self.reference.shape}"
         assert np.isfinite(y).all(), f"{what}: {np.count_nonzero(~np.isfinite(y))} values are not finite"
         error = relative_l2(y, self.reference)
@@ -43,7 +41,7 @@ class Budget:
 
 
 def budgets(path: str | os.PathLike, feeds: Mapping[str, np.ndarray]) -> dict[str, Budget]:
-    """Returns output -> Budget of the model at `path` for these inputs."""
+    """Returns output -> Budget for the model at `path` and these inputs."""
     model = in_fp32(onnx.load(path))
     feeds = {name: np.asarray(x, np.float32) for name, x in feeds.items()}
     reference, rounded = run(model, feeds), run(with_casts(model), feeds)
@@ -60,8 +58,8 @@ def budgets(path: str | os.PathLike, feeds: Mapping[str, np.ndarray]) -> dict[st
 
 
 def engine_within_budget(proto: onnx.ModelProto, path: Path, **options) -> gr.Engine:
-    """Builds the engine of a model with FP32 inputs, saved at `path`; returns it if its outputs on random inputs are within
-    their budgets.
+    """Saves a model with FP32 inputs at `path` and returns its engine. Raises AssertionError if an output on random inputs
+    exceeds its budget.
     """
     onnx.save(proto, path)
     engine = gr.build(path, device=DEFAULT_DEVICE, **options)
@@ -79,7 +77,7 @@ def relative_l2(y: np.ndarray, reference: np.ndarray) -> float:
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Runs a model by onnxruntime on the CPU, every node as it is written; returns the outputs."""
+    """Returns a model's outputs by onnxruntime on the CPU, without its graph optimizations."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -90,10 +88,9 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np
 
 
 def with_casts(model: onnx.ModelProto, scale: float = 1.0) -> onnx.ModelProto:
-    """Returns the FP32 model with a Cast of each float tensor to FP16 and back after each op; constants stay as they are.
+    """Returns the FP32 model with a Cast of each float tensor to FP16 and back after each op; constants are not changed.
 
-    `scale`, a power of two, multiplies the tensors before the cast and divides them after it: FP16's precision in another
-    range.
+    `scale`, a power of 2, multiplies tensors before the cast and divides them after it, for tensors outside FP16's range.
     """
     kinds = {v.name: v.type.tensor_type.elem_type for v in shape_inference.infer_shapes(model).graph.value_info}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in model.graph.output}

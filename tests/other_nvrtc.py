@@ -1,4 +1,4 @@
-"""A record for another CUDA's NVRTC than that of `tests.compiled`: the same rows, with the numbers of its own log.
+"""A record for the NVRTC of another CUDA version: the rows of tests/compiled.py, with the numbers in that compiler's log.
 
 tests/golden/compiled_cuda12.json: {version of NVRTC: {kernel: {"source": hash of its sources, "variants": {"NAME=VALUE,...":
 {architecture: [registers, bytes of static shared memory, bytes of spills and local arrays]}}}}}. Machine code is not
@@ -29,13 +29,13 @@ Row = tuple[str, str, str]  # kernel, "NAME=VALUE,...", architecture
 
 
 def compiler() -> str:
-    """Returns NVRTC's version to the patch."""
+    """Returns NVRTC's version with the patch number."""
     package = "nvidia-cuda-nvrtc-cu12" if nvrtc_version().startswith("12.") else "nvidia-cuda-nvrtc"
     return version(package)
 
 
 def rows(seed: str) -> Iterator[Row]:
-    """Yields every row of the first compiler's record: one row of each variant, then the others, drawn by `seed`."""
+    """Yields every row of compiled.py's record in an order drawn by `seed`: first one row of each variant, then the others."""
 
     def drawn(row: Row) -> bytes:
         return hashlib.sha256(" ".join((seed, *row)).encode()).digest()
@@ -58,14 +58,14 @@ def taken(row: Row) -> list[int]:
 
 
 def recorded(record: dict, row: Row) -> list[int] | None:
-    """Returns the recorded numbers of that row, if they are of these sources; else None."""
+    """Returns the recorded numbers of a row; None if there are none for the present sources."""
     kernel, key, sm = row
     table = record.get(compiler(), {}).get(kernel, {"source": "", "variants": {}})
     return table["variants"].get(key, {}).get(sm) if table["source"] == source_hash(kernel) else None
 
 
 def write(limit_s: float) -> None:
-    """Compiles missing rows until the time is over, and writes all that are known."""
+    """Compiles rows that the record lacks for `limit_s` seconds, and writes the record."""
     record = json.loads(OTHER.read_text()) if OTHER.exists() else {}
     kernels, start, new = record.setdefault(compiler(), {}), time.monotonic(), 0
     for row in rows("record"):
@@ -93,7 +93,7 @@ def write(limit_s: float) -> None:
 
 
 def check(seed: str, number: int) -> int:
-    """Prints the rows that spill or differ from the record; returns their number."""
+    """Compiles `number` rows, prints those that spill or differ from the record, and returns how many these are."""
     record, wrong, known = json.loads(OTHER.read_text()), 0, 0
     tables = record.get(compiler(), {})
     fresh = {kernel: table for kernel, table in tables.items() if table["source"] == source_hash(kernel)}

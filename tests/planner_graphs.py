@@ -1,4 +1,4 @@
-"""Random graphs of choices, small enough to try everything, and their optimum by brute force."""
+"""Random graphs of choices for the planner, small enough for brute force, which gives their optimum."""
 
 import functools
 import itertools
@@ -19,8 +19,8 @@ PAIRS = [(a, b) for a in SIX for b in SIX]
 
 
 def small_graph(seed: int) -> Graph:
-    """Returns a graph of 1 to 6 ops on up to 3 formats: branches, joins, one tensor read twice, fusion with absent tensors,
-    missing cells, missing reformats, pinned ends. Times are small integers, so that exact ties are common.
+    """Returns a random graph of 1 to 6 ops with up to 3 formats: branches, joins, a tensor read twice, fusions that leave out
+    tensors, ops without some formats, missing reformats, ends of fixed format. Times are small integers, so ties are common.
     """
     rng = random.Random(seed)
     names = ("a", "b", "c")[: rng.choice((2, 3, 3))]
@@ -79,8 +79,8 @@ def small_graph(seed: int) -> Graph:
 
 
 def conv_net(seed: int, blocks: tuple[int, ...] = (3, 4, 6, 3), formats=SIX, fuse: bool = True, tactics: int = 1) -> Graph:
-    """Returns a ResNet with bottlenecks: convolutions with every pair of formats; the add is separate or inside either
-    producer.
+    """Returns a graph like a bottleneck ResNet's: convolutions with every pair of formats, and Adds that are separate or, with
+    `fuse`, inside one of the two convolutions before them.
     """
     rng = random.Random(seed)
     choices, groups, tensors = [], [], ["image"]
@@ -139,12 +139,12 @@ def conv_net(seed: int, blocks: tuple[int, ...] = (3, 4, 6, 3), formats=SIX, fus
 
 
 def holds(choice: Choice, options: dict) -> bool:
-    """Whether the choice exists with these options; several literals of one group are alternatives."""
+    """Returns whether a choice exists with these options (group -> option); literals of one group are alternatives."""
     return all(any(g == h and options[g] == o for g, o in choice.when) for h, _ in choice.when)
 
 
 def spread(hop, names, produced, wanted) -> float:
-    """Returns the least sum of a set of hops that makes all `wanted` from `produced`, over all sets of hops."""
+    """Returns the least total time of a set of reformats (hops) that makes all `wanted` formats from `produced`."""
     hops = [(a, b) for a, b in itertools.permutations(names, 2) if hop(a, b) is not None and hop(a, b) < NEVER]
     best = float("inf")
     for chosen in itertools.product((False, True), repeat=len(hops)):
@@ -158,8 +158,9 @@ def spread(hop, names, produced, wanted) -> float:
 
 
 def brute(graph: Graph, allowed=None, cyclic: bool = False) -> float:
-    """Returns the least total over all options and entries; inf if there is no plan. `allowed`: op name -> predicate; `cyclic`:
-    also plans whose ops wait for each other.
+    """Returns the least total time over all options and entries, inf if there is no plan.
+
+    `allowed`: op's name -> predicate on its entries; `cyclic`: plans whose ops wait for each other count too.
     """
     allowed = allowed or {}
     formats = {t: tuple(dict.fromkeys((*fs, graph.pinned.get(t, fs[0])))) for t, fs in graph.formats.items()}
@@ -203,7 +204,7 @@ def brute(graph: Graph, allowed=None, cyclic: bool = False) -> float:
 
 
 def _check_entries(plan: Plan, live: list[Choice]) -> None:
-    """Checks the plan's entries; `live`: the ops that exist with the plan's options."""
+    """Raises ValueError for wrong entries of a plan; `live`: the ops that exist with the plan's options."""
     if [c.name for c in live] != list(plan.entries):
         raise ValueError(f"plan has ops {list(plan.entries)}, its options make {[c.name for c in live]}")
     if wrong := [c.name for c in live if plan.entries[c.name] not in c.entries]:
@@ -211,7 +212,7 @@ def _check_entries(plan: Plan, live: list[Choice]) -> None:
 
 
 def _add_targets(has: set[tuple[str, Key]], reformats: Iterable[Hop]) -> None:
-    """Adds to `has` the formats that the reformats, one after the other, make from it."""
+    """Adds the results of the reformats, one after the other, to `has`: the (tensor, format) pairs that exist."""
     for t, src, dst in reformats:
         if (t, src) not in has or (t, dst) in has:
             raise ValueError(f"reformat of {t} from {src} to {dst}: source missing, or target there already")
@@ -219,7 +220,8 @@ def _add_targets(has: set[tuple[str, Key]], reformats: Iterable[Hop]) -> None:
 
 
 def evaluate(graph: Graph, plan: Plan) -> int:
-    """Computes the plan's total in picoseconds from the graph and the plan alone. ValueError if it is no plan of this graph."""
+    """Returns a plan's total in picoseconds, from the graph and the plan only. Raises ValueError if it is no plan of this
+    graph."""
     live = [c for c in graph.choices if holds(c, plan.options)]
     _check_entries(plan, live)
     has = {(t, graph.pinned[t]) for t in graph.inputs} | {(c.output, plan.entries[c.name].out) for c in live}
@@ -235,7 +237,7 @@ def evaluate(graph: Graph, plan: Plan) -> int:
 
 
 def solved(graph: Graph, **kwargs):
-    """Returns the plan after an independent check of its total; None if the planner says that there is none."""
+    """Returns the planner's plan, after `evaluate` has confirmed its total; None if the planner finds no plan."""
     try:
         plan = solve(graph, **kwargs)
     except ValueError as e:
@@ -247,8 +249,8 @@ def solved(graph: Graph, **kwargs):
 
 
 def merging_graph(seed: int) -> Graph:
-    """Returns a small graph in which some pairs of ops may also run as one, whose output has a part for each. If one of the two
-    depends on the other, this closes a cycle, by itself or with another merged pair.
+    """Returns a small random graph in which some pairs of ops may be merged into one op, whose output has a part for each. If
+    one of a pair depends on the other, directly or through another merged pair, merging closes a cycle.
     """
     rng = random.Random(seed)
     names = ("a", "b")
@@ -285,8 +287,8 @@ def merging_graph(seed: int) -> Graph:
 
 
 def sibling_graph(seed: int) -> Graph:
-    """Returns a module of an inception network: two or three convolutions of one input, separate or merged; the first is an
-    input of a join, as is a result of another one. The join exists in two forms: of its inputs, and around the merged output.
+    """Returns a random graph like an inception module: two or three convolutions of one input, separate or merged. A join reads
+    the first one's output and another tensor; it exists in two forms, for separate inputs and for the merged output.
     """
     rng = random.Random(seed)
     names = ("a", "b")
@@ -317,7 +319,7 @@ def sibling_graph(seed: int) -> Graph:
 
 
 def runs(graph: Graph, options: dict) -> bool:
-    """Whether the ops that exist with these options can be put into an order."""
+    """Returns whether the ops that exist with these options can be ordered, that is, have no cycle."""
     left, made = [c for c in graph.choices if holds(c, options)], set(graph.inputs)
     while left:
         ready = [c for c in left if set(c.inputs) <= made]
@@ -329,15 +331,15 @@ def runs(graph: Graph, options: dict) -> bool:
 
 
 def chain(entries, pinned, reformat, formats=("a", "b", "c"), outputs=("y",)) -> Graph:
-    """Returns a graph of one op, x -> y."""
+    """Returns a graph of one op with these entries, x -> y; `pinned`: the ends of fixed format."""
     return Graph(
         (Choice("f", ("x",), "y", tuple(entries)),), (), pinned, ("x",), outputs, {"x": formats, "y": formats}, reformat
     )
 
 
 def faster(graph: Graph, names, sparse: bool, factor: float) -> Graph:
-    """Returns the graph with the times of some entries divided by `factor`; all times are in millionths of a picosecond, so
-    that none is lost to rounding.
+    """Returns the graph with the times of the sparse (or dense) entries of ops `names` divided by `factor`. All its times are
+    in millionths of a picosecond, so that rounding loses nothing.
     """
 
     def entry(c, e):
@@ -353,8 +355,8 @@ def faster(graph: Graph, names, sparse: bool, factor: float) -> Graph:
 
 
 def layers_of(graph: Graph) -> list[tuple[str, ...]]:
-    """Returns the names of the ops of each layer: an op and the ops into which it is fused, siblings merged and separate; some
-    of them exist in every plan.
+    """Returns, for each layer, the names of its ops: an op and its fused forms, siblings merged and separate, of which every
+    plan has some.
     """
     absorbed = {name for name, _ in graph.groups}
     layers: dict[str, dict] = {}

@@ -1,4 +1,4 @@
-"""Small problems that reach every kernel, tile, format pair and option; and how one tactic is run and checked anywhere.
+"""Small problems that together use every kernel, tile, pair of formats and option, and functions that run and check a tactic.
 
 `python -m tests.problems` runs sanitize_cases on the GPU, for compute-sanitizer.
 """
@@ -52,7 +52,7 @@ RELU, SIGMOID, PRELU = (Activation(name) for name in ("relu", "sigmoid", "prelu"
 
 
 def _grouped(fields: dict) -> dict:
-    """Moves the keywords of a convolution's prologue and epilogue into these records."""
+    """Returns the fields with those of Prologue and Epilogue moved into such records."""
     inside = {f: fields.pop(f) for f in Epilogue.__dataclass_fields__ if f in fields}
     if "scaled" in fields:
         fields["prologue"] = Prologue(fields.pop("scaled"))
@@ -64,12 +64,12 @@ def _grouped(fields: dict) -> dict:
 
 
 def conv_case(*sizes, **fields) -> ConvProblem:
-    """Makes a ConvProblem; fields of its prologue and epilogue are keywords like others."""
+    """Returns a ConvProblem; fields of its prologue and epilogue are keywords as well: conv_case(..., bias=True)."""
     return ConvProblem(*sizes, **_grouped(fields))
 
 
 def transposed_case(*sizes, **fields) -> ConvTransposeProblem:
-    """Makes a ConvTransposeProblem; fields of its epilogue are keywords like others."""
+    """Returns a ConvTransposeProblem; fields of its epilogue are keywords as well."""
     return ConvTransposeProblem(*sizes, **_grouped(fields))
 
 
@@ -340,8 +340,8 @@ PROBLEMS = EVERY_TACTIC | CONVS | DEPTHWISE | OTHERS | CHAINED | JOINED
 
 
 def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]]:
-    """Returns (case, problem, tactic): all tactics of EVERY_TACTIC and OTHERS; `per_conv` drawn tactics of each family for
-    CONVS, DEPTHWISE and JOINED; and for each problem the tactics that run it with FP32 tensors.
+    """Returns (case, problem, tactic) triples: for CONVS, DEPTHWISE and JOINED `per_conv` drawn tactics, dense and sparse each;
+    for all other problems all tactics; and for each problem the tactics with FP32 tensors only.
     """
     result = []
     for name, problem in PROBLEMS.items():
@@ -355,8 +355,10 @@ def pairs(device: Device, per_conv: int = 6) -> list[tuple[str, Problem, Tactic]
 
 
 def check(problem: Problem, tactic: Tactic, device: Device, **options):
-    """Runs a tactic in the emulator on random data; returns (output with padding, counters of the launch), after a comparison
-    with the reference.
+    """Runs a tactic in the emulator on random data and returns (output with padded channels, emulator.Stats of the last
+    launch).
+
+    Raises AssertionError if the output differs from the reference. `options`: of the emulator.
     """
     inputs, weights = random_data(problem, formats=tactic.ins)
     gpu = Emulated(device, **options)
@@ -366,9 +368,8 @@ def check(problem: Problem, tactic: Tactic, device: Device, **options):
 
 
 class _Tracked(Emulated):
-    """Emulated memory that counts how often each byte of the newest allocation is written: `execute` allocates the output
-    last.
-    """
+    """An emulated GPU that counts how often each byte of its newest allocation is written; `execute` allocates the output
+    last."""
 
     def allocate(self, nbytes: int, constant: bool = False) -> int:
         self.newest = super().allocate(nbytes, constant)
@@ -380,7 +381,7 @@ class _Tracked(Emulated):
 
 
 def assert_written_once(problem: Problem, tactic: Tactic, device: Device, inputs, weights) -> None:
-    """Checks that each byte of the output, padding included, is stored by exactly one thread of one launch."""
+    """Raises AssertionError unless each byte of the output, padding included, is stored exactly once."""
     gpu = _Tracked(device)
     execute(gpu, problem, tactic, inputs, weights)
     counts = sum(s.writes[gpu.newest].astype(int) for s in gpu.stats)
@@ -388,8 +389,8 @@ def assert_written_once(problem: Problem, tactic: Tactic, device: Device, inputs
 
 
 def assert_right(problem: Problem, tactic: Tactic, got: np.ndarray, expected: np.ndarray) -> float:
-    """Checks an output of `execute`: every element is written, padding is zero, the error is within TOLERANCE of the range;
-    returns the error.
+    """Returns the relative error of an output of `execute`. Raises AssertionError if an element was not written, padding is not
+    zero, or the error is not below TOLERANCE.
     """
     c = problem.out_shape[1]
     assert got.shape[1] == padded_channels(tactic.out.layout, c)
@@ -401,8 +402,8 @@ def assert_right(problem: Problem, tactic: Tactic, got: np.ndarray, expected: np
 
 
 def sanitize_cases(device: Device) -> list[tuple[str, Problem, Tactic]]:
-    """Returns (case, problem, tactic): one small problem per kernel and tile, with linear tensors on both sides and with
-    vectors on both sides.
+    """Returns (case, problem, tactic) triples: for each kernel and tile a small problem with linear tensors only, and one with
+    vector formats only.
     """
     seen, result = set(), []
     for name, problem, tactic in pairs(device, per_conv=1):
@@ -415,7 +416,7 @@ def sanitize_cases(device: Device) -> list[tuple[str, Problem, Tactic]]:
 
 
 def main() -> int:
-    """Runs sanitize_cases on the GPU, each buffer an allocation of its own; returns the exit status."""
+    """Runs sanitize_cases on the GPU, each buffer in its own allocation; returns the exit status."""
     import cupy
 
     from cuda_kernels.device import current

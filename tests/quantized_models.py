@@ -1,5 +1,5 @@
-"""Quantises a model as ModelOpt does: int8 with zero point 0, Q and DQ in front of each Conv and Gemm and on one branch of
-each residual Add, weights with a scale for each output channel, biases and all else in floating point.
+"""Quantised models as ModelOpt writes them: int8 with zero point 0, a QuantizeLinear and a DequantizeLinear in front of each
+Conv and Gemm and on one branch of each residual Add; weights have a scale for each output channel; biases are floating point.
 
     python -m tests.quantized_models [DEVICE] [BATCH]
 
@@ -40,8 +40,8 @@ def ranges(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tensors: lis
 
 
 def modelopt(model: onnx.ModelProto, largest: Mapping[str, float], outputs: bool = False) -> onnx.ModelProto:
-    """Returns the quantised model. `largest`: tensor -> its largest magnitude, as `ranges` finds it; `outputs`: each Conv's
-    output is quantised, too.
+    """Returns the quantised model. `largest`: tensor -> its largest magnitude (see ranges); `outputs`: whether outputs of Convs
+    are quantised too.
     """
     graph = model.graph
     constants = {t.name: numpy_helper.to_array(t) for t in graph.initializer}

@@ -1,4 +1,4 @@
-"""Engines of several batches, joined by hand from engines of one size each."""
+"""Engines for several batches, joined from engines of one batch each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,8 +11,9 @@ from gpu_runtime.runtime.plan_record import Profile
 
 
 def joined(profiles: Sequence[Sequence[Engine]], least: int = 1, exact: str | None = None) -> Engine:
-    """Returns one engine of all: a profile for each sequence of engines, which rise by the first size of their first input;
-    every input and output has the batch.
+    """Returns one engine with a profile for each sequence of engines of rising batch, the first size of all inputs and outputs.
+
+    `least`: the smallest batch of each profile; `exact`: Profile.exact, in which case the first engine's batch is the smallest.
     """
     engines = [engine for of_one in profiles for engine in of_one]
     parts = [(e.weights, tuple(s for s in e.record.sections if s.kind == "weights")) for e in engines]
@@ -32,5 +33,5 @@ def joined(profiles: Sequence[Sequence[Engine]], least: int = 1, exact: str | No
 def of_batches(
     model: Callable[[int], onnx.ModelProto], batches: Sequence[int], device: str = "a100", **options: object
 ) -> Engine:
-    """Returns one engine for several batches. `model`: a function that makes the network at a batch."""
+    """Returns one engine for several batches. `model`: batch -> ONNX model; `options`: of `joined`."""
     return joined([[gr.build(model(n), device=device) for n in batches]], **options)

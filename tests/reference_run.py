@@ -1,4 +1,4 @@
-"""Execute a lowered network in NumPy, problem by problem: the meaning that every other execution must agree with."""
+"""The execution of a lowered network in NumPy, problem by problem, with which every other execution must agree."""
 
 import itertools
 import os
@@ -18,9 +18,9 @@ from tactics.sampling.data import reference
 
 
 def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = False) -> dict[str, np.ndarray]:
-    """Executes a network; feeds: {input: array of its ONNX shape}. Returns {output: FP32 array of its ONNX shape}.
+    """Returns output -> FP32 array of its ONNX shape. `feeds`: input -> array of its ONNX shape.
 
-    `choice` names one option per fusion group (default: the first, "apart"); `fp16` rounds every tensor to FP16.
+    `choice`: fusion group -> option, by default its first, "apart"; `fp16`: whether every tensor is rounded to FP16.
     """
     choice = {group: options[0] for group, options in network.groups} | (choice or {})
     rounded = (lambda a: a.astype(np.float16).astype(np.float32)) if fp16 else (lambda a: a)
@@ -39,8 +39,8 @@ def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = 
 
 
 def choices(network: Network, limit: int = 8) -> list[dict[str, str]]:
-    """Returns every combination of fusion options; with more than `limit`, a set that takes each option of each group at least
-    once. Only combinations in which some op makes each tensor that is read: no plan has the others.
+    """Returns every combination of fusion options (group -> option); if there are more than `limit`, some of them, with each
+    option of each group at least once. Combinations in which no op makes a tensor that is read are left out, as in plans.
     """
     names = [group for group, _ in network.groups]
     options = [o for _, o in network.groups]
@@ -59,8 +59,8 @@ def choices(network: Network, limit: int = 8) -> list[dict[str, str]]:
 
 
 def _possible(network: Network, choice: dict[str, str]) -> bool:
-    """Whether some op makes each tensor that is read. Only two kinds of options may leave out a tensor that another group's
-    option reads.
+    """Returns whether some op makes each tensor that is read. Raises AssertionError if not, unless an option is of one of the
+    two kinds that may leave out a tensor which another group's option reads.
     """
     ops = [op for op in network.ops if exists(op, choice)]
     made = {t.name for t in network.inputs} | {op.output for op in ops}
@@ -83,14 +83,15 @@ def given_model(name: str) -> Path:
 
 
 def node(op: str, inputs: str, outputs: str, **attributes) -> onnx.NodeProto:
-    """Makes a node from space-separated tensor names ("_" for an absent input), named after its first output."""
+    """Returns a node, named after its first output. `inputs`, `outputs`: tensor names with spaces between; "_": an absent
+    input."""
     names = ["" if n == "_" else n for n in inputs.split()]
     name = attributes.pop("name", outputs.split()[0])
     return onnx.helper.make_node(op, names, outputs.split(), name=name, **attributes)
 
 
 def model(nodes, inputs: dict, outputs: str, weights: dict | None = None, opset: int = 17, dtype=np.float32):
-    """Makes a ModelProto; `inputs`: {name: shape}, `outputs`: names, `weights`: {name: array}."""
+    """Returns a ModelProto. `inputs`: name -> shape; `outputs`: names with spaces between; `weights`: name -> array."""
     kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     info = onnx.helper.make_tensor_value_info
     graph = onnx.helper.make_graph(
@@ -108,7 +109,7 @@ def model(nodes, inputs: dict, outputs: str, weights: dict | None = None, opset:
 
 
 def network(path, shapes=None, **options) -> Network:
-    """Loads and lowers a file or a ModelProto; `options`: of importer.load."""
+    """Returns the lowered network of a file or a ModelProto; `options`: of importer.load."""
     if isinstance(path, onnx.ModelProto):
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
@@ -118,14 +119,15 @@ def network(path, shapes=None, **options) -> Network:
 
 
 def feeds_for(net: Network, low: float = -1, seed: int = 0) -> dict[str, np.ndarray]:
-    """Returns seeded uniform inputs in [low, 1), of each input's declared dtype."""
+    """Returns input -> seeded uniform values in [low, 1), of its declared dtype."""
     rng = np.random.default_rng(seed)
     kinds = {"fp32": np.float32, "fp16": np.float16}
     return {t.name: rng.uniform(low, 1, t.shape).astype(kinds[t.dtype]) for t in net.inputs}
 
 
 def ort_run(path, feeds: dict, optimized: bool = True) -> dict[str, np.ndarray]:
-    """Returns onnxruntime's outputs. Its optimizer moves Transpose through a cubic Resize, which it then refuses to run."""
+    """Returns output -> array by onnxruntime. `optimized`: with its optimizer, which moves a Transpose through a cubic
+    Resize that onnxruntime then refuses to run."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -140,7 +142,7 @@ def ort_run(path, feeds: dict, optimized: bool = True) -> dict[str, np.ndarray]:
 
 
 def largest_values(model: onnx.ModelProto, feeds: dict) -> dict[str, float]:
-    """Returns, for each tensor that a node writes, its largest magnitude in onnxruntime."""
+    """Returns output of a node -> its largest magnitude in a run by onnxruntime."""
     every = onnx.ModelProto()
     every.CopyFrom(model)
     del every.graph.output[:]
@@ -150,15 +152,15 @@ def largest_values(model: onnx.ModelProto, feeds: dict) -> dict[str, float]:
 
 
 def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
-    """Returns the L2 norm of the difference over the norm of `expected`; shapes must agree."""
+    """Returns the L2 norm of the difference divided by the norm of `expected`. Raises AssertionError if shapes differ."""
     assert got.shape == expected.shape, (got.shape, expected.shape)
     expected = expected.astype(np.float64)
     return float(np.linalg.norm(got - expected) / max(np.linalg.norm(expected), 1e-30))
 
 
 def check_against_ort(path, bound: float = 1e-3, low: float = -1, rewrite=lambda network: network, **options) -> Network:
-    """Lowers the model, applies `rewrite` and compares every choice of options with onnxruntime on the same file; returns the
-    network.
+    """Lowers a model, applies `rewrite` and returns the network. Raises AssertionError if for one of its `choices` the relative
+    L2 error against onnxruntime is above `bound`.
     """
     net = rewrite(network(path, **options))
     feeds = feeds_for(net, low)

@@ -1,8 +1,8 @@
 """`python -m tests.size [--history]`: lines of code by folder, and whether each top folder is within its limit.
 
-Comments, docstrings and blank lines are no code, so nobody saves on them. [tool.size] of pyproject.toml has the limits. They
-only go down, or up in a commit whose body has a line `Budget: ALLOWANCE, +N lines`; --history prints each raise, and ends with
-1 if one has no such line.
+Comments, docstrings and blank lines do not count. [tool.size] of pyproject.toml has the limits. A limit may be lowered at any
+time, and raised in a commit whose body has a line `Budget: ALLOWANCE, +N lines`; --history prints each raise, and exits with 1
+if one has no such line.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def code_lines(text: str, suffix: str) -> int:
 
 
 def lines_by_folder(packages: tuple[str, ...]) -> Counter[str]:
-    """Lines of code of every source file that is committed or new, by folder."""
+    """Returns folder -> lines of code of its source files, committed or new."""
     command = ["git", "ls-files", "-co", "--exclude-standard", *packages]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found: Counter[str] = Counter()
@@ -68,7 +68,7 @@ def limits() -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Raise:
-    """A commit that raised the limit of a top folder; `budget`: the line of its body that allows it, or nothing."""
+    """A commit that raised the limit of a top folder; `budget`: the line of its body that allows it, "" if there is none."""
 
     commit: str
     folder: str
@@ -78,7 +78,7 @@ class Raise:
 
 
 def raises(log: str) -> Iterator[Raise]:
-    """Yields each raise of a limit. `log`: of git, each commit as a line of NUL and its hash, its body, and the change of
+    """Yields each raise of a limit. `log`: git's log, for each commit a line of NUL and its hash, its body, and its diff of
     pyproject.toml without context.
     """
     for part in log.split("\0")[1:]:
@@ -93,7 +93,7 @@ def raises(log: str) -> Iterator[Raise]:
 
 
 def history() -> list[Raise]:
-    """Returns the raises by the commits of this branch: a merge counts as one, with all that it brings."""
+    """Returns the raises by the commits of this branch; a merge counts as one commit with all of its changes."""
     command = ["git", "log", "--first-parent", "-m", "-p", "-U0", "--format=%x00%h%n%B", "--", "pyproject.toml"]
     return list(raises(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
 

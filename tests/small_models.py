@@ -1,4 +1,4 @@
-"""Small models that together hold one of every kind of node: the models that mutations change."""
+"""Small models that together have every kind of node, for mutations (mutants.py)."""
 
 import numpy as np
 import onnx

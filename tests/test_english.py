@@ -30,7 +30,7 @@ DIALECT = {
 }
 # Folders whose docstrings were not yet read for these, and a source whose lines the committed PTX names.
 UNREAD = ("gpu_runtime/explain", "gpu_runtime/report", "gpu_runtime/commands",
-          "gpu_runtime/benchmark", "gpu_runtime/doctor", "gpu_runtime/accuracy", "tactics/measure",
+          "gpu_runtime/benchmark", "gpu_runtime/doctor", "gpu_runtime/accuracy",
           "tests/independent/triton_kernels.py")  # fmt: skip
 
 

@@ -1,9 +1,11 @@
 """`python -m tests.where gpu_runtime/planning/tables.py ...`: the test files of a module, by their names and imports.
 
 A test file is named after its module, in the folder of tests that mirrors the module's: test_tables.py, or with its subject
-test_tables_of_pieces.py. Other files name the module in an import. Files of FOLDERS judge a whole, as the folder says; files in
-`tests` itself judge the tree.
-Without arguments: how many modules have a test of their name, the files named after none, and modules that no test imports.
+test_tables_of_pieces.py. Other test files import the module. Test files in FOLDERS test several modules together, as the
+folder's name says; those in `tests` itself test the source tree.
+
+Without arguments it prints how many modules have a test file of their name, the test files named after no module, and the
+modules that no test imports.
 """
 
 import ast
@@ -20,7 +22,7 @@ SOURCES = (".cu", ".cuh", ".cpp", ".h")
 
 @cache
 def imported(path: Path) -> frozenset[str]:
-    """Returns the dotted names of all modules, and of all names taken from modules, that a file imports anywhere."""
+    """Returns the dotted names of all modules that a file imports, and of all names that it imports from modules."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -35,15 +37,13 @@ def test_files() -> list[Path]:
 
 
 def own(module: Path) -> list[Path]:
-    """Returns the test files of the module's name in the mirrored folder, the one without a subject first; `module`: relative
-    to the root.
-    """
+    """Returns the test files named after a module, the one without a subject first. `module`: its path from the root."""
     folder = ROOT / "tests" / module.parent
     return [*folder.glob(f"test_{module.stem}.py"), *sorted(folder.glob(f"test_{module.stem}_*.py"))]
 
 
 def unnamed() -> list[Path]:
-    """Returns the test files in mirrored folders that are named after no module there."""
+    """Returns the test files in mirrored folders that are not named after a module."""
     kernels = (p.relative_to(ROOT) for p in (ROOT / "cuda_kernels").rglob("*") if p.suffix in SOURCES)
     named = {path for module in (*modules(), *kernels) for path in own(module)}
     folders = [ROOT / "tests" / folder for folder in FOLDERS]

@@ -1,13 +1,14 @@
-"""ONNX in. Read importer.py first.
+"""The import of an ONNX model. Read importer.py first.
 
 Enters: an ONNX file, sizes of its open dimensions, whether weights are to be pruned to 2:4.
 
 Leaves: `importer.Imported`: an onnx-ir graph that was checked, converted to one opset, folded and respelled.
 
-load, check: read a file and find its faults; weights: their 2:4 pattern and pruning; control_flow: writes out If and Loop;
-convert: to one opset; normalize: to one spelling; constants: folds them; channels_first: products as convolutions;
-split_attention: by a softmax of two; quantized, whole_numbers: quantised tensors as whole numbers; clean: the
-clean graph; importer: these in order; queries: questions about the graph; summaries: a model in words.
+source: the forms in which a model may be given; load, check: read a file and find its faults; weights: stored weights, their
+2:4 pattern and pruning; control_flow: replaces If and Loop by the nodes that run; convert: converts to one opset; normalize:
+respells operators, so that each has one form; constants: folds constants; channels_first: turns products into convolutions;
+split_attention: simplifies a softmax of two; quantized, whole_numbers: quantised tensors as whole numbers; clean: runs these on
+a checked model; importer: runs all in order; queries: questions about a graph; summaries: a model in words.
 """
 
 import sys
@@ -16,13 +17,13 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
-# onnx-ir computes unknown sizes with SymPy, whose import takes a third of the time of all imports of a build. Sizes
-# are known here, so these two modules are executed when one of their attributes is first read.
+# onnx-ir computes unknown sizes with SymPy, whose import takes a third of the time of all imports of a build. Here all sizes
+# are known, so these two modules are executed only if one of their attributes is read.
 LATER = ("sympy", "onnx_ir._symbolic_shapes")
 
 
 class _Later:
-    """Finds these modules, and defers their execution."""
+    """An import hook that defers the execution of the modules in LATER."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:

@@ -1,7 +1,7 @@
-"""Turns matrix products over the last axis, which a transposition then makes the channels, into 1x1 convolutions.
+"""Turns matrix products over the last axis into 1x1 convolutions, if a Transpose then makes that axis the channels.
 
-ConvNeXt and its like leave NCHW for a LayerNorm and two MatMuls, then come back and add a residual. As convolutions the
-products absorb bias, activation, a scale per channel and that residual.
+ConvNeXt and similar networks transpose to channels last for a LayerNorm and two MatMuls, then back, and add a residual. As
+convolutions the products take in bias, activation, a scale per channel and that residual.
 
 Example. Transpose[0,3,1,2](Gelu(MatMul(x, W) + b)) becomes Gelu(Conv(Transpose[0,3,1,2](x), W^T) + b'), b' being b as [C,1,1].
 If x comes from a Transpose[0,2,3,1], this and the new one cancel.
@@ -18,7 +18,7 @@ from tactics.problems.operators import BINARY, UNARY
 
 
 def products(model: ir.Model) -> None:
-    """Replaces each region of products and elementwise nodes that ends in a Transpose to channels first by convolutions.
+    """Replaces, in place, each region of products and elementwise nodes before a Transpose to channels first by convolutions.
 
     A region is changed only if no node outside of it reads its tensors.
     """
@@ -30,13 +30,13 @@ def products(model: ir.Model) -> None:
 
 
 def _to_channels(node: ir.Node) -> bool:
-    """Whether a Transpose moves the last of three or four axes to the place of the channels: (N, ..., C) -> (N, C, ...)."""
+    """Returns whether a Transpose of three or four axes moves channels from last to second: (N, ..., C) -> (N, C, ...)."""
     rank = len(shape_of(operand(node)))
     return rank in (3, 4) and attribute(node, "perm") == (0, rank - 1, *range(1, rank - 1))
 
 
 def _from_channels(node: ir.Node | None) -> bool:
-    """Whether a node is the inverse Transpose: (N, C, ...) -> (N, ..., C)."""
+    """Returns whether a node is the inverse Transpose: (N, C, ...) -> (N, ..., C)."""
     if node is None or node.op_type != "Transpose":
         return False
     rank = len(shape_of(operand(node)))
@@ -44,9 +44,8 @@ def _from_channels(node: ir.Node | None) -> bool:
 
 
 def _region(last: ir.Node) -> list[ir.Node]:
-    """Returns the nodes before `last`, in order, that only each other and `last` read, and that can have their channels first.
-
-    Empty without a product among them.
+    """Returns the region before the Transpose `last`, in the graph's order: nodes that can have channels first and whose
+    outputs only the region and `last` read; [] if there is no product among them.
     """
     inside = {last}
     todo = [operand(last).producer()]
@@ -56,7 +55,7 @@ def _region(last: ir.Node) -> list[ir.Node]:
             continue
         y = node.outputs[0]
         if y.is_graph_output() or any(use.node not in inside for use in y.uses()):
-            continue  # met again when its other readers are inside
+            continue  # comes again after its other readers, if they are inside
         inside.add(node)
         todo += [v.producer() for v in operands(node)]
     inside.discard(last)
@@ -65,8 +64,8 @@ def _region(last: ir.Node) -> list[ir.Node]:
 
 
 def _turns(node: ir.Node, last: ir.Node) -> bool:
-    """Whether a node can have its channels first: a product by a constant matrix, or an elementwise node whose constants are
-    scalars or vectors of channels.
+    """Returns whether a node can have channels first: a product by a constant matrix, or an elementwise node whose constants
+    are scalars or have one element per channel. `last`: the Transpose, whose rank the node must have.
     """
     shape = shape_of(operand(last))
     if len(node.outputs) != 1 or len(shape_of(node.outputs[0])) != len(shape):
@@ -88,12 +87,12 @@ def _follows(value: ir.Value, out: tuple[int, ...]) -> bool:
 
 
 def _turn(model: ir.Model, last: ir.Node, region: Iterable[ir.Node]) -> None:
-    """Replaces `last` by the region's nodes over tensors with channels first; the old nodes go with their readers."""
+    """Replaces `last` by copies of the region's nodes over tensors with channels first; the old nodes stay, without readers."""
     turned: dict[ir.Value, ir.Value] = {}
     made: list[ir.Node] = []
 
     def first(value: ir.Value) -> ir.Value:
-        """Returns the value with its channels first."""
+        """Returns the value with channels first, if necessary after a new Transpose."""
         if value not in turned:
             producer = value.producer()
             if producer is not None and _from_channels(producer):
@@ -113,7 +112,7 @@ def _turn(model: ir.Model, last: ir.Node, region: Iterable[ir.Node]) -> None:
 
 
 def _like(value: ir.Value, other: ir.Value) -> ir.Value:
-    """Gives the value the type of `other` and its shape with channels first."""
+    """Gives `value` the type of `other`, and its shape (N, ..., C) as (N, C, ...); returns it."""
     n, *pixels, c = shape_of(other)
     return shaped(value, (n, c, *pixels), other)
 

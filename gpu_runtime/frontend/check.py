@@ -1,6 +1,6 @@
-"""Finds faults of a ModelProto in Python, before onnx's C++ code sees it, which may abort on a broken graph.
+"""Checks of a ModelProto in Python, before onnx's C++ code reads it, which may abort on a broken graph.
 
-Every complaint is a ModelError of one clear message.
+Each fault is a ModelError.
 """
 
 import graphlib
@@ -29,8 +29,8 @@ from gpu_runtime.text import MOST_NAME, first_of, printable
 
 LARGEST_TENSOR = 2**31 - 1  # elements
 QUANTIZED = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
-WIDE = ("value_int", "value_ints", "starts", "ends")  # attributes of 64 bits: of Constant, and of a Slice that ends nowhere
-# (operator, attribute) -> the values it may have
+WIDE = ("value_int", "value_ints", "starts", "ends")  # attributes of Constant and Slice that may be above LARGEST_TENSOR
+# (operator, attribute) -> its allowed values
 INTS = {
     ("LRN", "size"): range(1, LARGEST_TENSOR),
     ("LpPool", "p"): range(1, LARGEST_TENSOR),
@@ -38,7 +38,7 @@ INTS = {
     ("LpNormalization", "p"): range(1, 3),
     ("GroupNormalization", "num_groups"): range(1, LARGEST_TENSOR),
 }
-SIZED_BY_VALUES = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
+SIZED_BY_VALUES = ("Compress", "NonMaxSuppression", "NonZero", "Unique")  # operators whose output's size depends on values
 TERM = r"[A-Za-z]*(\.\.\.)?[A-Za-z]*"
 EQUATION = re.compile(f"(?=.){TERM}(,{TERM})*(->{TERM})?")  # of an Einsum
 SIZES = ("Shape", "Size")  # operators that read no value
@@ -49,7 +49,7 @@ FLOATS = {
     TensorProto.DOUBLE: "fp64",
 }
 
-# (operator, or "" for any, and attribute) -> its values; onnx's own checks let other strings pass.
+# (operator, or "" for any operator; attribute) -> its allowed values, which onnx's own checks do not test.
 STRINGS = {
     ("", "auto_pad"): ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"),
     ("DepthToSpace", "mode"): ("DCR", "CRD"),
@@ -72,19 +72,20 @@ STRINGS = {
     ("Upsample", "mode"): ("nearest", "linear"),
 }
 
-# Operators that may read -infinity, as in masks of transformers: those that move it, that end it, and that end it in a sum.
+# Operators that may read -infinity, as transformers have it in masks: MOVES copy it, the results of ENDS are finite, and
+# SOFTMAX operators may read it as a term of a sum.
 MOVES = frozenset(
     "Identity Cast Reshape Unsqueeze Squeeze Flatten Transpose Slice Gather Expand Tile Concat Split Trilu".split()
 )
 ENDS = frozenset("Equal Less LessOrEqual Greater GreaterOrEqual IsInf Where Max Min".split())
-SOFTMAX = frozenset("Softmax LogSoftmax ReduceLogSumExp ReduceMax Exp".split())  # and the parts that one is spelled in
+SOFTMAX = frozenset("Softmax LogSoftmax ReduceLogSumExp ReduceMax Exp".split())  # and operators that together are a Softmax
 MASKS = "only sums before a Softmax, comparisons, Where, Max and Min may read -infinity"
 Readers = Mapping[str, Sequence[tuple[onnx.NodeProto, int]]]
 
 
 def check_graph(graph: onnx.GraphProto) -> None:
-    """Checks names, order and initializers; sorts nodes that are out of order; takes initializers off the inputs. Raises
-    ModelError.
+    """Checks names, inputs, outputs and initializers of a graph; removes initializers from its inputs, and sorts its nodes, in
+    place. Raises ModelError.
     """
     check_texts(graph)
     _check_unique(graph)
@@ -106,7 +107,7 @@ def check_texts(graph: onnx.GraphProto) -> None:
     names, nodes = [v.name for g in graphs for v in (*g.input, *g.output, *g.initializer)], [n for g in graphs for n in g.node]
     for node in nodes:
         names += [node.op_type, node.domain, node.name, *node.input, *node.output, *(a.name for a in node.attribute)]
-    if not all(isinstance(name, str) for name in names):  # protobuf hands out what it cannot decode as bytes
+    if not all(isinstance(name, str) for name in names):  # protobuf gives a text that is not UTF-8 as bytes
         raise ModelError(NOT_UTF8)
     for name in names:
         if len(name) > MOST_NAME // 10 and (size := len(repr(name))) > MOST_NAME:
@@ -132,8 +133,8 @@ def _check_unique(graph: onnx.GraphProto) -> None:
 
 
 def _producers(graph: onnx.GraphProto, fed: Container[str]) -> dict[str, int]:
-    """Returns tensor -> index of the node that makes it; checks that each is made once, and that nodes read only made tensors
-    or `fed` ones.
+    """Returns tensor -> index of the node that makes it. Raises ModelError if two nodes make a tensor, or a node reads a tensor
+    that no node makes and that is not in `fed`.
     """
     producer: dict[str, int] = {}
     for i, node in enumerate(graph.node):
@@ -162,7 +163,7 @@ def _check_outputs(graph: onnx.GraphProto, producer: Container[str]) -> None:
 
 
 def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
-    """Sorts the nodes so that each follows those that it reads."""
+    """Sorts the nodes in place so that each follows the nodes that make its inputs."""
     depends = {i: {producer[n] for n in read_by(node) if n in producer} for i, node in enumerate(graph.node)}
     if all(d < i for i, ds in depends.items() for d in ds):
         return
@@ -177,8 +178,8 @@ def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
 
 
 def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeProto]:
-    """Returns the nodes that neither this runtime nor constant folding supports; nodes inside an If or Loop are not
-    examined.
+    """Returns the nodes whose operator is not in `ops` and that constant folding does not remove; nodes inside an If or Loop
+    are not examined.
     """
     versions = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
     constant = {t.name for t in proto.graph.initializer}
@@ -197,7 +198,7 @@ def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeP
 
 
 def inferred(proto: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto:
-    """Returns the model with onnx's inferred types and shapes. Raises ModelError where inference fails."""
+    """Returns the model with the types and shapes that onnx infers. Raises ModelError if inference fails."""
     try:
         return shape_inference.infer_shapes(proto, data_prop=data_prop)
     except Exception as e:  # its exceptions share no base class
@@ -205,8 +206,9 @@ def inferred(proto: onnx.ModelProto, data_prop: bool = False) -> onnx.ModelProto
 
 
 def check_ops(proto: onnx.ModelProto, ops: Collection[str], from_file: bool) -> None:
-    """Raises ModelError if nodes have unsupported operators: a line that names them, and one with the cure. `from_file`: the
-    model is a file, so the cure may name commands that read it.
+    """Raises ModelError if nodes have operators that are not supported; the message names them and the cure.
+
+    `ops`: the supported operators; `from_file`: the model is a file, so the cure may have commands that read it.
     """
     bad = unsupported(proto, ops)
     if not bad:
@@ -234,7 +236,7 @@ def _why_sized(bad: Iterable[onnx.NodeProto]) -> str:
 
 
 def _cut(graph: onnx.GraphProto, bad: Iterable[onnx.NodeProto]) -> str:
-    """Returns a shell command that makes a model of all nodes that need none of the `bad` ones; "" if no node is left."""
+    """Returns a line with a shell command that extracts all nodes that do not depend on `bad` ones; "" if there are none."""
     constant = {t.name for t in graph.initializer}
     inputs = [v.name for v in graph.input if v.name not in constant]
     made, behind = {*inputs}, {t for node in bad for t in node.output if t}
@@ -256,7 +258,7 @@ def _is_quantized(node: onnx.NodeProto) -> bool:
 
 
 def unsupported_text(bad: Iterable[onnx.NodeProto]) -> str:
-    """Lists operators, with domains that are not ONNX's own, and their nodes: at most 8 operators and 3 nodes of each."""
+    """Returns a list of the nodes' operators, with their domains unless ONNX's, at most 8, each with at most 3 nodes' names."""
     by_type: dict[str, list[str]] = {}
     for node in bad:
         domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}."
@@ -265,9 +267,9 @@ def unsupported_text(bad: Iterable[onnx.NodeProto]) -> str:
 
 
 def _not_a_product(node: onnx.NodeProto) -> str:
-    """For an Einsum that is no product of one or two tensors, returns its equation and why; else "".
+    """Returns an Einsum's equation and why it is not supported; "" for a supported one and for other operators.
 
-    Onnx's inference hangs on some invalid equations.
+    (onnx's inference hangs on some invalid equations.)
     """
     equation = next((a.s.decode(errors="replace") for a in node.attribute if a.name == "equation"), "")
     sides, terms = EQUATION.fullmatch(equation.replace(" ", "")), re.split(",|->", equation.replace("...", "").replace(" ", ""))
@@ -311,7 +313,7 @@ def readers_of(graph: onnx.GraphProto) -> Readers:
 
 
 def offender(tensor: str, readers: Readers) -> str:
-    """Returns the first node that must not read -infinity but gets it from this stored tensor or input, or ""."""
+    """Returns the title of a node that must not read -infinity, but could from this stored tensor or input; "" if none does."""
     todo, seen = [(tensor, False)], {(tensor, False)}
     while todo:
         name, summed = todo.pop()
@@ -341,15 +343,15 @@ def _check_attributes(node: onnx.NodeProto) -> None:
             ends = f"{allowed[0]} to {allowed[-1]}"
             raise ModelError(f"{title(node)}: expected {a.name} to be a number from {ends}, got {list(whole)[:8]}")
         values = [a.f] if a.type == onnx.AttributeProto.FLOAT else a.floats
-        bounds = node.op_type in ("Clip", "Pad")  # where an infinity means something
+        bounds = node.op_type in ("Clip", "Pad")  # attributes of which may be infinite
         if any(math.isnan(v) or (math.isinf(v) and not bounds) for v in values):
             raise ModelError(f"{title(node)}: its attribute {a.name!r} is NaN or infinite: expected a finite number")
 
 
 def check_schema(proto: onnx.ModelProto) -> None:
-    proto.ir_version = max(proto.ir_version, 10)  # of the opset to come
+    proto.ir_version = max(proto.ir_version, 10)  # which OPSET of convert.py needs
     for v in proto.graph.output:
-        v.type.tensor_type.shape.SetInParent()  # the checker wants one; every reader does without
+        v.type.tensor_type.shape.SetInParent()  # the checker demands a shape, other readers do not
     try:
         checker.check_model(proto)
     except Exception as e:
@@ -357,8 +359,8 @@ def check_schema(proto: onnx.ModelProto) -> None:
 
 
 def check_sizes(proto: onnx.ModelProto) -> None:
-    """Infers sizes node by node, so that an image too small for the network raises a ModelError: onnx's C++ would abort
-    later.
+    """Infers sizes node by node, and raises ModelError for an input that is too small for the network: onnx's C++ would abort
+    on it later. The inputs must have sizes.
     """
     types = {v.name: v.type for v in proto.graph.input}
     data = {}
@@ -368,7 +370,7 @@ def check_sizes(proto: onnx.ModelProto) -> None:
             data[name] = t
     for node in proto.graph.node:
         if any(n and n not in types for n in node.input):
-            continue  # a size that only constant folding will find
+            continue  # its type is not known before constants are folded
         found = inferred_types(proto, node, types, data)
         sizes = [sizes_of(types[n]) or [] for n in node.input if n]
         _check_padding(node, sizes)
@@ -376,7 +378,7 @@ def check_sizes(proto: onnx.ModelProto) -> None:
             dims = sizes_of(kind)
             if dims is None:
                 continue
-            # Lists of sizes may be empty, and parts that Concat drops.
+            # Only these may be empty: lists of sizes, constants, and parts of a Split, which a Concat then drops.
             least = int(kind.tensor_type.elem_type in FLOATS and node.op_type not in ("Constant", "Split"))
             if any(d < least for d in dims) or math.prod(dims) > LARGEST_TENSOR:
                 raise unusable_size(title(node), name, dims, sizes)
@@ -384,7 +386,7 @@ def check_sizes(proto: onnx.ModelProto) -> None:
 
 
 def sizes_of(kind: onnx.TypeProto) -> list[int] | None:
-    """Returns the sizes of a tensor type; None unless all are known."""
+    """Returns the sizes of a tensor type, None if one is unknown."""
     t = kind.tensor_type
     known = t.HasField("shape") and all(d.HasField("dim_value") for d in t.shape.dim)
     return [d.dim_value for d in t.shape.dim] if known else None
@@ -393,8 +395,8 @@ def sizes_of(kind: onnx.TypeProto) -> list[int] | None:
 def inferred_types(
     proto: onnx.ModelProto, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto], data: Mapping[str, TensorProto]
 ) -> dict[str, onnx.TypeProto]:
-    """Returns output -> its inferred type for one node. `types`, `data`: tensor -> its type, or its values if they are
-    known.
+    """Returns output -> its inferred type for one node. `types`: tensor -> its type; `data`: tensor -> its values, if they are
+    known. Raises ModelError if inference fails.
     """
     opset, read = opset_version(proto), list(filter(None, node.input))
     try:
@@ -411,7 +413,7 @@ def inferred_types(
 
 
 def _check_padding(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> None:
-    """Checks the size of a padded input, which is no tensor of the graph, but is indexed like one."""
+    """Raises ModelError if a node's padded input, which kernels index like a tensor, is too large. `shapes`: of the inputs."""
     written = {a.name: list(a.ints) for a in node.attribute if a.name in ("pads", "kernel_shape", "dilations")}
     if node.op_type not in ("Conv", "MaxPool", "AveragePool", "LpPool") or len(shapes[0]) < 3:
         return
@@ -427,7 +429,7 @@ def _check_padding(node: onnx.NodeProto, shapes: Sequence[Sequence[int]]) -> Non
 
 
 def unusable_size(node: str, output: str, dims: Sequence[int], inputs: Sequence[Sequence[int]]) -> ModelError:
-    """Makes the error for an output that is empty or too large to be indexed; `inputs`: the sizes it follows from."""
+    """Returns the error for an output that is empty or too large to be indexed; `inputs`: the shapes of the node's inputs."""
     return ModelError(
         f"{node}: its output {output!r} would have the size {list(map(int, dims))} (inputs "
         f"{[list(map(int, s)) for s in inputs]}); expected sizes of at least 1 and {LARGEST_TENSOR} elements at most: give "

@@ -45,7 +45,7 @@ def clean(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.M
 
 
 def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir.Model:
-    """Returns the model in one spelling, its constants folded and all shapes inferred."""
+    """Returns the model with each operator in one form, constants folded and all shapes inferred. Raises ModelError."""
     from onnx_ir.passes import common
 
     stages: tuple[Callable[[ir.Model], object], ...] = (
@@ -76,7 +76,7 @@ def _folded(proto: onnx.ModelProto, large: Mapping[str, onnx.TensorProto]) -> ir
                 stage(model)
             caught.clear()
             common.ShapeInferencePass()(model)
-    except (ModuleNotFoundError, ModelError):  # the installation's fault, or said already
+    except (ModuleNotFoundError, ModelError):  # a package is missing, or the message is clear already
         raise
     except Exception as e:
         raise ModelError(f"its constants cannot be folded: {first_line(e.__cause__ or e)}") from e
@@ -103,9 +103,10 @@ def _check_node(node: ir.Node) -> None:
 
 
 def _floored(node: ir.Node, dims: tuple[int, ...]) -> tuple[int, ...]:
-    """Rounds the output sizes of a Conv, or of a pool with ceil_mode, down where the window is larger than the padded image.
+    """Returns the output sizes `dims` of a Conv, or of a pool with ceil_mode; below 1 where its window exceeds the padded
+    image.
 
-    onnx infers 1 there. Without ceil_mode onnxruntime computes such a pool, and so do we.
+    onnx infers 1 there. (onnxruntime computes such a pool if it has no ceil_mode, and so does this runtime.)
     """
     mode, image = attribute(node, "auto_pad", "NOTSET"), shape_of(operand(node))[2:]
     size = shape_of(operand(node, 1))[2:] if node.op_type == "Conv" else attribute(node, "kernel_shape")
@@ -130,7 +131,7 @@ def _put_back(graph: ir.Graph, large: Mapping[str, onnx.TensorProto]) -> None:
 
 @contextmanager
 def _logged() -> Iterator[list[BaseException]]:
-    """Yields the exceptions that onnx-ir's and onnxscript's passes catch and log; the logs stay silent."""
+    """Yields a list that receives the exceptions which onnx-ir's and onnxscript's passes catch and log; nothing is printed."""
     caught: list[BaseException] = []
     handler = _Exceptions(caught)
     logs = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript")]
@@ -147,7 +148,7 @@ def _logged() -> Iterator[list[BaseException]]:
 
 
 class _Exceptions(logging.Handler):
-    """A log handler that collects logged exceptions."""
+    """A log handler that appends logged exceptions to `caught`."""
 
     def __init__(self, caught: list[BaseException]) -> None:
         super().__init__()
@@ -159,8 +160,8 @@ class _Exceptions(logging.Handler):
 
 
 def _erase_half(model: ir.Model) -> None:
-    """Makes every floating-point constant, input and Cast FP32, inputs of pixels too; clears the types of the values
-    between.
+    """Makes every floating-point constant, input and Cast FP32, and uint8 inputs too; clears the types and shapes of all other
+    values, which inference finds anew.
     """
     for v in model.graph.inputs:
         if v.dtype == ir.DataType.UINT8:  # only Casts read it, and they keep what FP32 holds exactly
@@ -182,7 +183,7 @@ def _erase_half(model: ir.Model) -> None:
 
 
 def _drop_identities(model: ir.Model) -> None:
-    """Removes copies, except those that give an input or output a second name."""
+    """Removes Identity nodes, except between an input and an output, or two outputs, of the network."""
     for node in [n for n in model.graph if n.op_type == "Identity"]:
         x, y = operand(node), node.outputs[0]
         if y.is_graph_output():
@@ -195,6 +196,6 @@ def _drop_identities(model: ir.Model) -> None:
 
 
 def _nonempty(build: normalize.Steps, node: ir.Node) -> ir.Value | None:
-    """Respells a Concat without its empty tensors."""
+    """Returns a Concat of the node's tensors that are not empty; None if all or none of them are."""
     kept = [v for v in operands(node) if 0 not in shape_of(v)]
     return build.add("", "Concat", *kept, axis=attribute(node, "axis")) if 0 < len(kept) < len(node.inputs) else None

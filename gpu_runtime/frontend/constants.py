@@ -1,5 +1,5 @@
-"""Folds constants when a model is imported: by onnxscript's folder, and where that declines by onnx's reference implementation,
-which the folder uses too.
+"""Folds constants when a model is imported: with onnxscript's folder, and for nodes that it declines, with onnx's reference
+implementation.
 
 The folder declines, for example, a BatchNormalization in training mode over the weights, as in networks that standardize their
 weights (NFNet).
@@ -21,7 +21,7 @@ NESTED = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def fold(model: ir.Model) -> None:
-    """Folds constants in place. Raises ValueError if all results together have more than MOST_FOLDED elements."""
+    """Folds a model's constants in place. Raises ValueError if all results together have more than MOST_FOLDED elements."""
     from onnxscript import optimizer
 
     allowed = _bounded()
@@ -40,8 +40,8 @@ def fold(model: ir.Model) -> None:
 
 
 def _bounded() -> Callable[[ir.Node], bool | None]:
-    """Returns a function that decides for constant folding whether to fold a node: None (the folder's choice) until the
-    constants become too large in all.
+    """Returns a function node -> whether to fold it, for onnxscript's folder: None, the folder's own choice, until the results
+    together become too large.
     """
     total = 0
 
@@ -62,7 +62,7 @@ def _bounded() -> Callable[[ir.Node], bool | None]:
 
 
 def evaluated(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int = OPSET) -> list[np.ndarray]:
-    """Returns a node's outputs that have a name, one array each, computed by onnx's reference implementation. `feeds`: input
+    """Returns an array for each output of the node that has a name, computed by onnx's reference implementation. `feeds`: input
     -> array.
     """
     from onnx.reference import ReferenceEvaluator
@@ -75,7 +75,7 @@ def evaluated(node: onnx.NodeProto, feeds: dict[str, np.ndarray], opset: int = O
 
 
 def _replace(model: ir.Model, node: ir.Node, arrays: list[np.ndarray]) -> None:
-    """Replaces a node's outputs by stored arrays."""
+    """Replaces a node by stored constants: `arrays`, one for each output."""
     for value, array in zip([v for v in node.outputs if v.name], arrays, strict=True):
         if is_read(value):
             ir.convenience.replace_all_uses_with(value, stored(model, f"{name_of(value)} (folded)", array))

@@ -1,4 +1,4 @@
-"""Replaces every `If` and `Loop` that constants and the inputs' sizes decide by the nodes that run."""
+"""Replaces every If and Loop by the nodes that run, if constants and the inputs' sizes decide which nodes these are."""
 
 import itertools
 import math
@@ -19,9 +19,10 @@ CURE = "export the model with fixed sizes and from torch.jit.trace, which leaves
 
 
 def flatten(proto: onnx.ModelProto) -> bool:
-    """Writes out every If and Loop of a model whose inputs have sizes and whose schema is checked; False if it has none.
+    """Replaces every If and Loop in place, in a model whose inputs have sizes and whose schema is checked; returns whether it
+    has any.
 
-    Raises ModelError where values of inputs decide one, or if more than MOST_NODES nodes, outputs and iterations run in them.
+    Raises ModelError if the values of inputs decide one, or if more than MOST_NODES nodes, outputs and iterations run in them.
     """
     graph = proto.graph
     if not any(map(is_control, graph.node)):
@@ -39,9 +40,10 @@ def flatten(proto: onnx.ModelProto) -> bool:
 
 @dataclass(slots=True)
 class _Walk:
-    """The nodes that run, in order, and the known types and values of their tensors.
+    """The state of a replacement: the nodes that run, in order, and the known types and values of their tensors.
 
-    `taken`: names of tensors and nodes; `left`: the nodes, outputs and iterations that may still be written out.
+    `taken`: names of tensors and nodes that are in use; `numbers`: for new names; `left`: how many more nodes, outputs and
+    iterations may follow.
     """
 
     proto: onnx.ModelProto
@@ -53,9 +55,10 @@ class _Walk:
     left: int = MOST_NODES
 
     def run(self, nodes: Iterable[onnx.NodeProto], names: Mapping[str, str], within: str) -> None:
-        """Appends a graph's nodes.
+        """Appends the nodes of a graph that run.
 
-        `names`: tensors of graphs inside nodes -> their names here; `within`: the node that contains the graph, or "".
+        `names`: tensor of a graph inside a node -> its name in the model; `within`: the name of the node that contains the
+        graph, "" for the model's own graph.
         """
         for given in nodes:
             node = onnx.NodeProto()
@@ -69,7 +72,7 @@ class _Walk:
                 self._append(node)
 
     def know(self, name: str, t: onnx.TensorProto) -> None:
-        """Records a tensor's type, and its values if they are few."""
+        """Records a tensor's type, and its values if there are at most MOST_KNOWN."""
         self.types[name] = helper.make_tensor_type_proto(t.data_type, t.dims)
         if math.prod(t.dims) <= MOST_KNOWN:
             self.data[name] = t
@@ -81,7 +84,7 @@ class _Walk:
             return
         try:
             found = inferred_types(self.proto, node, self.types, self.data)
-        except ModelError:  # what is wrong is said of the graph without control flow
+        except ModelError:  # the same error is raised later, when the graph without control flow is checked
             return
         for name, kind in found.items():
             sizes, least = sizes_of(kind), int(kind.tensor_type.elem_type in FLOATS)
@@ -103,8 +106,10 @@ class _Walk:
             self.know(name, numpy_helper.from_array(array))
 
     def _decision(self, node: onnx.NodeProto, name: str, what: str) -> int:
-        """Returns the number in the tensor that decides which nodes of a node's graphs run. Raises ModelError if it is
+        """Returns the one number in tensor `name`, which decides which nodes of an If or Loop run. Raises ModelError if it is
         unknown.
+
+        `what`: the tensor's role, for the message.
         """
         found = to_array(name, self.data[name]) if name in self.data else np.zeros(0)
         if found.size != 1 or found.dtype.kind not in "bi":
@@ -142,7 +147,7 @@ class _Walk:
                 self.proto.graph.initializer.append(numpy_helper.from_array(empty, out))
 
     def _inlined(self, node: onnx.NodeProto, graph: onnx.GraphProto, names: Mapping[str, str]) -> list[str]:
-        """Appends a graph's nodes and returns the names of its outputs here."""
+        """Appends the nodes of a graph inside `node`; returns the names of its outputs in the model. Raises ModelError."""
         self.left -= 1 + len(graph.node) + len(graph.output) + graph.ByteSize() // SMALL_BYTES
         if self.left < 0:
             raise ModelError(f"{title(node)}: more than {MOST_NODES} nodes run in the model's control flow: {CURE}")
@@ -154,7 +159,7 @@ class _Walk:
         return [inside.get(v.name, v.name) for v in graph.output]
 
     def _stored(self, name: str, value: onnx.TensorProto | np.ndarray | np.generic) -> str:
-        """Adds a constant to the model and returns its name."""
+        """Adds a constant to the model; returns its name, which is `name` or begins with it."""
         t = self.proto.graph.initializer.add()
         t.CopyFrom(value if isinstance(value, onnx.TensorProto) else numpy_helper.from_array(np.asarray(value)))
         t.name = self._fresh(name)
@@ -162,14 +167,14 @@ class _Walk:
         return t.name
 
     def _stack(self, parts: Iterable[str], out: str) -> None:
-        """Stacks the values of all iterations along a new first axis into one tensor."""
+        """Appends nodes that stack the tensors `parts`, one per iteration, along a new first axis into tensor `out`."""
         old = opset_version(self.proto) < 13
         axis = [] if old else [self._stored(f"{out}_axis", np.array([0]))]
         rows = [self._add("Unsqueeze", [name, *axis], self._fresh(out), **({"axes": [0]} if old else {})) for name in parts]
         self._add("Concat", rows, out, axis=0)
 
     def _add(self, op: str, inputs: list[str], out: str, **attributes: int | list[int]) -> str:
-        """Appends a node that makes `out`, unless `out` is ""."""
+        """Appends a node that makes tensor `out`, unless `out` is ""; returns `out`."""
         if out:
             node = helper.make_node(op, inputs, [out], self._fresh(f"{op}_{out}"))
             node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
@@ -177,7 +182,7 @@ class _Walk:
         return out
 
     def _fresh(self, name: str) -> str:
-        """Returns a free name and marks it as taken."""
+        """Returns a name that is not in use, `name` or one that begins with it, and marks it as taken."""
         found = name
         while found in self.taken:
             found = f"{name}_{next(self.numbers)}"
@@ -186,5 +191,5 @@ class _Walk:
 
 
 def _graph(node: onnx.NodeProto, name: str) -> onnx.GraphProto:
-    """Returns a node's graph attribute of that name, which the schema demands."""
+    """Returns the graph in the node's attribute `name`, which the schema demands."""
     return next(a.g for a in node.attribute if a.name == name)

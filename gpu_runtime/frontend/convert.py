@@ -1,8 +1,8 @@
 """Converts a checked ModelProto to one opset: older ones through onnx's converter, newer ones unchanged.
 
-The opset is 22: there a pool in ceil_mode has no window that begins in the padding, as frameworks and onnxruntime compute it
-whatever a model's opset. The opsets 22 to 28 otherwise change only the types of the operators known here, and operators that
-are respelled in older ones.
+The opset is 22: in it a pool with ceil_mode has no window that begins in the padding, as frameworks and onnxruntime compute it
+for every opset. For the supported operators the opsets 22 to 28 otherwise change only types, and add operators that are
+respelled in older ones.
 """
 
 import math
@@ -21,8 +21,8 @@ SAME_UNTIL = 28  # operators of opsets up to this one, read as of OPSET, mean th
 
 
 def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns the model in opset OPSET. Raises ModelError where onnx's converter fails, and where shapes or types contradict
-    each other.
+    """Returns the model in opset OPSET. Raises ModelError if onnx's converter fails, or if shapes or types contradict each
+    other.
     """
     opset = opset_version(proto)
     if opset < 7:
@@ -57,7 +57,10 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
-    """Makes the error where onnx's converter fails: the nodes that it does not convert alone either, and why."""
+    """Returns the error for a model that onnx's converter refused, with the nodes that it refuses even by themselves, and why.
+
+    `of_whole`: the converter's exception for the whole model.
+    """
     for v in proto.graph.output:
         v.type.tensor_type.ClearField("shape")
     try:
@@ -82,8 +85,8 @@ def _refused(proto: onnx.ModelProto, of_whole: Exception) -> ModelError:
 
 
 def spell_out_padding(graph: onnx.GraphProto) -> None:
-    """Replaces SAME of a ConvTranspose with output_padding by pads: onnx's inference adds output_padding to the size that SAME
-    fixes.
+    """Replaces auto_pad SAME of a ConvTranspose with output_padding by pads, in place: onnx's inference wrongly adds
+    output_padding to the size that SAME fixes.
     """
     sizes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input}
     sizes |= {t.name: list(t.dims) for t in graph.initializer}
@@ -103,9 +106,10 @@ def spell_out_padding(graph: onnx.GraphProto) -> None:
 
 
 def spell_out_group_norms(proto: onnx.ModelProto) -> None:
-    """Replaces GroupNormalization of opsets 18 to 20 by InstanceNormalization of groups between Reshapes.
+    """Replaces GroupNormalization of opsets 18 to 20, in place, by Reshape, InstanceNormalization of groups, and Reshape.
 
-    It scales and shifts each group where newer ones do so for each channel, and onnx refuses it or converts it unchanged.
+    In these opsets it has a scale and a bias for each group, in newer ones for each channel; onnx refuses it or does not
+    convert it.
     """
     graphs = (proto.graph, *graphs_in(proto.graph.node)) if opset_version(proto) < 21 else ()
     for graph in reversed(graphs):  # from the inside out: a graph's nodes are copied
@@ -130,8 +134,8 @@ def spell_out_group_norms(proto: onnx.ModelProto) -> None:
 
 
 def _flatten_hardmax(graph: onnx.GraphProto) -> None:
-    """Makes Hardmax before opset 13, over all axes from its own on, one over a single axis; onnx's converter leaves it
-    unchanged.
+    """Replaces Hardmax of opsets before 13, which is over all axes from `axis` on, by one over a single axis between Reshapes;
+    onnx's converter does not change it.
     """
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
@@ -151,7 +155,7 @@ def _flatten_hardmax(graph: onnx.GraphProto) -> None:
 
 
 def _put(node: onnx.NodeProto, **values: object) -> None:
-    """Sets attributes of a node; one of the value None is removed."""
+    """Sets attributes of a node; removes those whose value is None."""
     kept = [a for a in node.attribute if a.name not in values]
     del node.attribute[:]
     node.attribute.extend([*kept, *(helper.make_attribute(name, v) for name, v in values.items() if v is not None)])
@@ -163,9 +167,10 @@ def _read_as(proto: onnx.ModelProto, opset: int) -> None:
 
 
 def _align_by_axis(graph: onnx.GraphProto) -> None:
-    """Adds, before opset 7, the trailing axes of size 1 to stored second operands that NumPy's broadcasting needs.
+    """Adds trailing axes of size 1 to stored second operands of a model before opset 7, so that they broadcast as in NumPy.
 
-    A second operand's axes began at the first's axis `axis`, and PRelu's slopes were one per channel.
+    In these opsets the second operand's first axis is axis `axis` of the first operand; PRelu's slopes are one per channel.
+    Example: axis 1 and a bias [C] for x [N, C, H, W]: the bias becomes [C, 1, 1].
     """
     tensors = {t.name: t for t in graph.initializer}
     ranks = {v.name: len(v.type.tensor_type.shape.dim) for v in (*graph.input, *graph.value_info)}

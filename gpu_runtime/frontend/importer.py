@@ -1,8 +1,8 @@
 """Imports an ONNX file as a clean onnx-ir graph: one opset, static shapes, FP32 constants, constants folded.
 
-In order: load, check in Python (onnx's C++ converter may abort on broken graphs), prune the stored weights if asked, fix the
-input sizes, convert to one opset, erase FP16 (the runtime's tensors are all FP16; constants stay FP32 until they are folded and
-rounded once), fold constants, infer shapes. Every complaint is a ModelError of one clear message.
+Steps: load; check in Python (onnx's C++ converter may abort on broken graphs); prune the stored weights, if asked; fix the
+input sizes; convert to one opset; make all floating-point tensors FP32 (constants are rounded to FP16 once, after they are
+folded); fold constants; infer shapes. Each fault of a model is a ModelError.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ READ_PIXELS = ("Cast", quantized.DEQUANTIZE)  # the operators that may read an i
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that was read, checked and pruned, for inputs of any sizes: `proto`, without its `large` initializers, does not
-    change any more. `source`: its path or name, for messages.
+    """A model that was read, checked and pruned; its inputs may still have open sizes. `source`: its path or name, for
+    messages; `proto`: the model without its `large` initializers, which must not be changed.
 
-    `pruned`: initializers changed to 2:4; `before`: their pattern before, all together; `not_pruned`: (initializer, reason) of
-    those that cannot be. `stored`: node -> the pattern of its weights in the file, after pruning if requested. `dtypes`: of
-    every network input and output as declared, "fp32", "fp16" or one of EXACT; an input may also be "uint8", with its values
-    FP32 in the graph. `open_axes`: of each input, the axes whose sizes the file leaves open. `maskable`: inputs that may hold
-    -infinity. `onnx_names`: node -> its name in the file, where another one is its own (see weights.name_layers).
+    `pruned`: the initializers that were changed to 2:4; `before`: their pattern before, all together; `not_pruned`:
+    (initializer, reason) of weights that cannot be 2:4. `stored`: node -> the pattern of its weights in the file, after
+    pruning. `dtypes`: input or output of the network -> its declared type, "fp32", "fp16" or one of EXACT; an input may also be
+    "uint8", whose values are FP32 in the graph. `open_axes`: input -> the axes whose sizes the file leaves open. `maskable`:
+    inputs that may hold -infinity. `onnx_names`: node -> its name in the file, if that differs (see weights.name_layers).
     """
 
     source: Path | Source
@@ -76,7 +76,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A loaded model at given sizes. `model`: the cleaned graph, FP32 throughout; the other fields are as in Loaded."""
+    """A loaded model at given sizes. `model`: the clean graph, in FP32; `name`: of the network; other fields: as in Loaded."""
 
     model: ir.Model
     name: str
@@ -93,11 +93,12 @@ def load(
     masks: Mapping[str, np.ndarray] = MappingProxyType({}),
     save_pruned: str | os.PathLike | BinaryIO | None = None,
 ) -> Loaded:
-    """Reads and checks the model of that path or source.
+    """Returns the model at a path or in a Source, checked.
 
-    With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero first (of a node in
-    `masks`, the weights where its mask, [K, C/g, R, S], is false), and `save_pruned` (a path, or a file opened for writing
-    bytes) gets this model as ONNX, otherwise unchanged. Raises ModelError; OSError if `save_pruned` cannot be written.
+    With `prune`, the two smallest of each four consecutive input channels of the stored weights become zero; before that,
+    weights become zero where the mask of their node in `masks`, bool [K, C/g, R, S], is false. `save_pruned` (a path, or a
+    binary file) gets the pruned model as ONNX, otherwise unchanged. Raises ModelError, and OSError if `save_pruned` cannot be
+    written.
     """
     source = source if isinstance(source, Source) else Path(source)
     if save_pruned is not None and not prune:
@@ -126,8 +127,8 @@ def _loaded(
     not_pruned: tuple[tuple[str, str], ...],
     names: Mapping[str, str],
 ) -> Loaded:
-    """Returns a checked model as a Loaded; `proto` is used up. `names`: node -> its name in the file, where another one is
-    its own.
+    """Returns a checked model as a Loaded; `proto` is changed and must not be used again. `pruned`, `not_pruned`: as
+    prune_weights returns them; `names`: as name_layers does.
     """
     dtypes = _dtypes(proto.graph)
     axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
@@ -141,8 +142,8 @@ def _loaded(
 def sized(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Imported:
     """Returns a loaded model as a clean graph at given sizes. Raises ModelError.
 
-    `shapes`: input -> shape, {"x": (1, 3, 224, 224)}, for inputs with open sizes. None or a missing input: an open batch
-    becomes 1 with a warning, other open sizes are an error.
+    `shapes`: input -> shape, as {"x": (1, 3, 224, 224)}, for inputs with open sizes. For an input without a shape, an open
+    batch becomes 1, with a warning; other open sizes are an error.
     """
     sizes = _sizes(shapes or {})
     with named(loaded.source):
@@ -150,9 +151,10 @@ def sized(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]] | None = None) -
 
 
 def at_batch(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]], batch: int) -> dict[str, tuple[int, ...]]:
-    """Returns `shapes` and the declared sizes, with the dynamic first size that most inputs share set to `batch`.
+    """Returns input -> shape: `shapes` and the declared sizes, with the dynamic first size that most inputs share set to
+    `batch`.
 
-    Raises ModelError where no input has one, unless the model fixes the first input's first size to `batch`.
+    Raises ModelError if no input has a dynamic first size, unless the first input's fixed first size is `batch`.
     """
     declared = {v.name: _declared(v).dims or () for v in loaded.proto.graph.input if v.name not in loaded.large}
     firsts = [dims[0] for name, dims in declared.items() if 0 in loaded.open_axes[name]]
@@ -187,28 +189,31 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
 
 
 def _flat(loaded: Loaded, proto: onnx.ModelProto) -> Loaded:
-    """Returns the model `proto`, whose control flow was written out, checked in the same way as one that was read from a
-    file.
-    """
+    """Returns `proto`, the model of `loaded` after control_flow.flatten, as a Loaded, with the same checks as a file's
+    model."""
     names = {name: loaded.onnx_names.get(own, own) for name, own in _check(proto, isinstance(loaded.source, Path)).items()}
     flat = _loaded(loaded.source, proto, {}, loaded.not_pruned, {**loaded.onnx_names, **names})
     return replace(flat, pruned=loaded.pruned, before=loaded.before, stored={**flat.stored, **loaded.stored})
 
 
 def read(source: str | os.PathLike | Source, *, shapes: Mapping[str, tuple[int, ...]] | None = None) -> Imported:
-    """Reads and cleans the model of that path or source, as `load` and `sized` do."""
+    """Returns the clean graph of the model at a path or in a Source, as `load` and `sized` do."""
     return sized(load(source), shapes)
 
 
 def of_proto(proto: onnx.ModelProto, name: str, shapes: Mapping[str, tuple[int, ...]]) -> Imported:
-    """Returns a model in memory as a clean graph; `proto` is used up. `name`: for messages. Raises ModelError."""
+    """Returns a model in memory as a clean graph; `proto` is changed. `name`: for messages; `shapes`: see sized. Raises
+    ModelError.
+    """
     names = _check(proto, False)
     return _sized(_loaded(Source(name, b""), proto, {}, (), names), shapes)
 
 
 def _check(proto: onnx.ModelProto, from_file: bool) -> dict[str, str]:
-    """Refuses unreadable models, drops texts, and gives every node a name. Returns name -> that in the file, where it was
-    another one. Raises ModelError, with the cures of a file only for a model `from_file`.
+    """Checks a model, removes its texts and names its nodes, in place; returns node's name -> its name in the file, if that
+    differs.
+
+    Raises ModelError. `from_file`: the model is a file, so cures may have commands that read it.
     """
     check_graph(proto.graph)
     quantized.spell(proto)
@@ -231,7 +236,7 @@ def _sizes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
 
 
 def check_target(target: str | os.PathLike | BinaryIO | None) -> None:
-    """Raises OSError if `save` could not write there, as far as can be known before; None: nothing is to be saved."""
+    """Raises OSError if `target` is a path to which `save` surely cannot write; None: nothing is to be saved."""
     if target is not None and not hasattr(target, "write") and (problem := files.fault(target)):
         raise OSError(errno.EINVAL, problem, os.fspath(target))
 
@@ -265,7 +270,7 @@ def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def check_shapes(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises ModelError for an unknown input, or a size that an input does not admit."""
+    """Raises ModelError if `shapes` names an unknown input, or has a shape that contradicts an input's declared one."""
     given, names = _sizes(shapes), [v.name for v in inputs]
     if unknown := [n for n in given if n not in names]:
         raise ModelError(
@@ -277,8 +282,8 @@ def check_shapes(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tup
 
 
 def _fix_inputs(inputs: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Gives every input its static shape. An open batch, if it is the input's only open size, is 1 where no shape is given,
-    with a warning.
+    """Gives every input its static shape, in place. Without a given shape, an input whose batch is its only open size gets the
+    batch 1, with a warning. Raises ModelError.
     """
     check_shapes(inputs, shapes)
     missing, batches = [], []
@@ -312,7 +317,7 @@ def _batches_text(batches: Iterable[tuple[str, _Declared]]) -> str:
 
 
 def example_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
-    """Returns sizes for the inputs that need some, as an error suggests them: usual values for open sizes.
+    """Returns input -> example shape, for errors that suggest one, for inputs whose open sizes must be given: usual values.
 
     Inputs without a declared rank are left out.
     """
@@ -323,7 +328,7 @@ def example_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Declared:
-    """The shape that a model declares for an input: sizes, names of dynamic ones; None where not even the rank is declared."""
+    """The shape that a model declares for an input: for each axis its size, or the name of a dynamic one; None: no rank."""
 
     dims: tuple[int | str, ...] | None
 
@@ -333,12 +338,12 @@ class _Declared:
 
     @property
     def only_batch_is_open(self) -> bool:
-        """Whether the first size is dynamic and no other."""
+        """Whether the first size is dynamic and the others are not."""
         return self.open_axes == (0,)
 
     @property
     def open_axes(self) -> tuple[int, ...]:
-        """The axes with dynamic sizes; () if not even the rank is declared."""
+        """The axes with dynamic sizes; () if the rank is not declared."""
         return tuple(i for i, d in enumerate(self.dims or ()) if isinstance(d, str))
 
     @property
@@ -357,13 +362,13 @@ class _Declared:
         return "x".join(map(str, self.usual or ("N", "C", "H", "W")))
 
     def admits(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether the shape differs only where the declared one is dynamic."""
+        """Returns whether `shape` differs from the declared one only in dynamic sizes."""
         if self.dims is None:
             return True
         return len(shape) == len(self.dims) and self._wrong_axis(shape) is None
 
     def refusal(self, shape: tuple[int, ...]) -> str:
-        """Returns why this shape is not admitted, with the cure."""
+        """Returns a text on why `shape`, which `admits` refuses, is wrong, with the cure."""
         dims = self.dims or ()
         if len(shape) != len(dims):
             return f"expected {several(len(dims), 'size')}, got {len(shape)}"
@@ -375,7 +380,7 @@ class _Declared:
         )
 
     def _wrong_axis(self, shape: tuple[int, ...]) -> int | None:
-        """Returns the first axis whose fixed size is another one; `shape` has as many sizes."""
+        """Returns the first axis whose fixed size differs from that in `shape`, of the same rank; None if there is none."""
         pairs = zip(self.dims or (), shape, strict=True)
         return next((i for i, (d, g) in enumerate(pairs) if not isinstance(d, str) and d != g), None)
 
@@ -389,7 +394,7 @@ def _declared(v: onnx.ValueInfoProto) -> _Declared:
 
 
 def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Returns an input's shape: `chosen`, or if it is None the declared one. Raises ModelError if both disagree or sizes
+    """Returns an input's shape: `chosen`, or the declared one if that is None. Raises ModelError if they disagree, or if sizes
     stay open.
     """
     shape = tuple(int(d) for d in declared.dims or ()) if chosen is None else chosen

@@ -1,4 +1,4 @@
-"""Loads a whole ModelProto: functions inlined, external data read. Its content is not trusted yet."""
+"""Loads a whole ModelProto: functions inlined, external data read. check.py then checks its content."""
 
 import graphlib
 import math
@@ -41,7 +41,7 @@ NOT_UTF8 = "expected names in UTF-8, got other bytes: the file is damaged, expor
 
 @contextmanager
 def named(path: Path | Source) -> Iterator[None]:
-    """Puts the model's path or name before the message of a ModelError."""
+    """Puts the model's path or name before the message of a ModelError that the `with` block raises."""
     try:
         yield
     except ModelError as e:
@@ -70,7 +70,7 @@ def load_whole(source: Path | Source) -> onnx.ModelProto:
 
 
 def _open_negative_sizes(graph: onnx.GraphProto) -> None:
-    """Clears declared sizes below zero: PaddlePaddle writes -1 for unknown sizes, and onnxruntime reads them so."""
+    """Makes declared sizes below zero unknown: PaddlePaddle writes -1 for an unknown size, and onnxruntime reads it so."""
     for v in (*graph.input, *graph.output, *graph.value_info):
         for d in v.type.tensor_type.shape.dim:
             if d.dim_value < 0:
@@ -120,7 +120,8 @@ def _calls(nodes: Iterable[onnx.NodeProto]) -> Iterator[Function]:
 
 
 def _check_functions(proto: onnx.ModelProto) -> None:
-    """Raises ModelError if functions of the model share a name, call each other in a cycle, or grow without bound."""
+    """Raises ModelError if two functions of the model have one name, if they are recursive, or if inlined they are too
+    large."""
     functions = {(f.domain, f.name): f for f in proto.functions}
     if len(functions) < len(proto.functions):
         twice, _ = Counter((f.domain, f.name) for f in proto.functions).most_common(1)[0]
@@ -143,7 +144,10 @@ def _check_functions(proto: onnx.ModelProto) -> None:
 
 
 def _check_growth(proto: onnx.ModelProto, calls: Mapping[Function, Counter[Function]], order: Iterable[Function]) -> None:
-    """Bounds the number of nodes after functions are inlined; in `order`, each function follows those it calls."""
+    """Raises ModelError if there would be too many nodes after functions are inlined.
+
+    `calls`: function -> {function or operator in it: how often}; in `order`, each function follows the functions that it calls.
+    """
     size: dict[Function, int] = {}
     for key in order:
         size[key] = sum(n * size.get(c, 1) for c, n in calls[key].items())
@@ -155,9 +159,9 @@ def _check_growth(proto: onnx.ModelProto, calls: Mapping[Function, Counter[Funct
 
 
 def _load_external(proto: onnx.ModelProto, folder: Path | None) -> None:
-    """Reads external data into the tensors, after a check of all their places and of the total size.
+    """Reads external data into the tensors, after all places and the total size are checked. Raises ModelError.
 
-    `folder`: of the model's file, None of a model in memory.
+    `folder`: the folder of the model's file, None for a model in memory.
     """
     found, total, whole = [], proto.ByteSize(), (proto.graph, *graphs_in(proto.graph.node))
     parts = ((name, t) for graph in whole for name, s, _ in _sparse_tensors(graph) for t in (s.values, s.indices))
@@ -196,7 +200,7 @@ def _sparse_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.SparseTe
 
 
 def _write_out_sparse(proto: onnx.ModelProto) -> None:
-    """Makes sparse constants dense."""
+    """Replaces sparse constants by dense ones, in place. Raises ModelError."""
     total = 0
     for graph in (proto.graph, *graphs_in(proto.graph.node)):
         for name, s, attribute in _sparse_tensors(graph):
@@ -215,7 +219,7 @@ def _write_out_sparse(proto: onnx.ModelProto) -> None:
 
 
 def _dense(name: str, s: onnx.SparseTensorProto) -> np.ndarray:
-    """Returns a sparse tensor as a dense array; its indices, in any order, are linear, or one for each axis."""
+    """Returns a sparse tensor as a dense array. Its indices, in any order, are [n], linear, or [n, rank]. Raises ModelError."""
     dims, values, at = tuple(s.dims), to_array(name, s.values), to_array(f"indices of {name}", s.indices)
     n, bounds = len(values) if values.ndim == 1 else -1, dims if at.ndim == 2 else (math.prod(dims),)
     if at.dtype.kind != "i" or values.dtype == object or at.shape not in ((n,), (n, len(dims) or -1)):
@@ -235,8 +239,8 @@ def _unreadable(name: str, location: str, e: OSError) -> ModelError:
 
 
 def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
-    """Returns (file, offset, bytes) of a tensor's external data. Raises ModelError for a place outside of the model's folder
-    or the file.
+    """Returns (file, offset, number of bytes) of a tensor's external data. Raises ModelError if that is outside of the model's
+    folder, or of the file.
     """
     info = {e.key: e.value for e in t.external_data}
     location = info.get("location", "")
@@ -271,11 +275,11 @@ def _place(name: str, t: TensorProto, folder: Path) -> tuple[Path, int, int]:
 
 
 def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, TensorProto]]:
-    """Returns (the model with inputs in place of its large initializers, these initializers by name).
+    """Returns (a copy of the model with inputs in place of its large initializers, copies of these initializers by name).
 
-    onnx's checker, converter and inference would copy large initializers again and again, and never need their values, except
-    before opset 7 and with control flow, where all stay. They are copies, since everything that protobuf has parsed stays in
-    memory as long as any part of it.
+    onnx's checker, converter and inference would copy large initializers many times, and do not need their values, except
+    before opset 7 and with control flow: then all stay. Both results are copies because protobuf keeps all of a parsed message
+    in memory as long as any part of it is in use.
     """
     graph, large = proto.graph, dict[str, TensorProto]()
     if opset_version(proto) < 7 or any(map(is_control, graph.node)):
@@ -339,7 +343,7 @@ def graphs_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
 
 
 def read_by(node: onnx.NodeProto) -> list[str]:
-    """Returns a node's inputs, then those of all nodes inside it."""
+    """Returns a node's inputs, then the inputs of all nodes in its graphs."""
     return [*node.input, *(name for graph in graphs_in([node]) for each in graph.node for name in each.input)]
 
 
@@ -359,7 +363,7 @@ def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:
 
 
 def drop_texts(proto: onnx.ModelProto) -> None:
-    """Removes documentation and metadata: every pass would copy them."""
+    """Removes documentation and metadata, which every pass would copy."""
     graph = proto.graph
     for part in (proto, graph, *graph.node, *graph.initializer, *graph.input, *graph.output, *graph.value_info):
         part.ClearField("doc_string")
@@ -383,7 +387,7 @@ def title(node: onnx.NodeProto) -> str:
 
 
 def type_name(t: int) -> str:
-    """Returns ONNX's name of an element type, also for an unknown number."""
+    """Returns ONNX's name of an element type, or a text for an unknown number."""
     return TensorProto.DataType.Name(t) if t in TensorProto.DataType.values() else f"number {t}, which ONNX does not define"
 
 

@@ -1,7 +1,8 @@
-"""Respells operators of an onnx-ir graph for the later stages: one spelling of each, and fewer layers.
+"""Respells operators of an onnx-ir graph, so that the later stages meet each operator in one form, and fewer layers remain.
 
-Each function changes a model in place and keeps its results; `respell` does so by a table of rules, one for an operator:
-group_norms and SPLIT before constants are folded, the others after.
+Each function that takes a model changes it in place and keeps the values of its outputs; `respell` does so by a table of rules,
+operator -> rule. group_norms and SPLIT come before constants are folded, the others after. A rule takes (Steps, node) and
+returns the value that replaces the node's output, or None to keep the node.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ MOST_FOLDED = 2**27  # elements of all constants that an import computes: those 
 
 
 def group_norms(model: ir.Model) -> None:
-    """Renames GroupNormalization to InstanceNormalization that keeps num_groups, since onnx infers only the latter's shape."""
+    """Renames GroupNormalization to InstanceNormalization and keeps num_groups: onnx does not infer the shape of the former."""
     for node in model.graph:
         if node.op_type == "GroupNormalization":
             node.op_type = "InstanceNormalization"
 
 
 def _sum(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Turns Sum, Mean, Max and Min of n tensors into a chain of operations of two, so that each has one spelling.
+    """Turns Sum, Mean, Max and Min of n tensors into a chain of operations of two tensors.
 
-    Removes a scalar without effect: -infinity in Max, infinity in Min.
+    Scalars without effect are removed: -infinity in Max, infinity in Min.
     """
     nothing = {"Max": -math.inf, "Min": math.inf}.get(node.op_type)
     kept = [v for v in operands(node) if (c := constant(v)) is None or c.ndim or float(c) != nothing] or operands(node)
@@ -50,15 +51,16 @@ def _sum(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _selu(build: Steps, node: ir.Node) -> ir.Value:
-    """Turns Selu into Elu times its factor, which is a scale like any other."""
+    """Turns Selu into Elu times gamma."""
     y = build.add("_elu", "Elu", operand(node), alpha=attribute(node, "alpha", 1.6732632423543772))
     return build.add("", "Mul", y, build.stored("_gamma", attribute(node, "gamma", 1.0507009873554805)))
 
 
 def _gemm(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Turns a Gemm that is neither a convolution nor a product into one, or into MatMul by a constant first matrix.
+    """Turns a Gemm that can become neither a convolution nor a MatMul as it is into one that can.
 
-    Its transposition, its factor, and an addend that is not constant per column become separate operators.
+    Transposition, alpha, and a third operand that is no constant per column become separate operators; a constant first matrix
+    becomes the operand of a MatMul.
     """
     left, right = constant(node.inputs[0]), constant(node.inputs[1])
     folds, scales = _addend_folds(node), attribute(node, "alpha", 1.0) != 1
@@ -69,7 +71,7 @@ def _gemm(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _addend_folds(node: ir.Node) -> bool:
-    """Whether a Gemm has no third operand, or one that is constant per column, with a constant second matrix."""
+    """Returns whether a Gemm has no third operand, or a constant one with a value per column and a constant second matrix."""
     if len(node.inputs) < 3 or node.inputs[2] is None:
         return True
     addend = constant(node.inputs[2])
@@ -77,7 +79,7 @@ def _addend_folds(node: ir.Node) -> bool:
 
 
 def _product(build: Steps, node: ir.Node, folds: bool) -> ir.Value:
-    """Makes a Gemm's product and factor, and its addend if it `folds`."""
+    """Returns alpha * A @ B of a Gemm, and plus beta * C if `folds`, as new nodes."""
     a, b, left = operand(node, 0), operand(node, 1), constant(node.inputs[0])
     alpha, turn_a, turn_b = attribute(node, "alpha", 1.0), attribute(node, "transA", 0), attribute(node, "transB", 0)
     if left is not None:
@@ -92,7 +94,7 @@ def _product(build: Steps, node: ir.Node, folds: bool) -> ir.Value:
 
 
 def _addend(build: Steps, node: ir.Node) -> ir.Value:
-    """Makes a Gemm's third operand times beta."""
+    """Returns beta * C of a Gemm: C itself, a constant, or the output of a new Mul."""
     c, beta = operand(node, 2), attribute(node, "beta", 1.0)
     array = constant(c)
     if beta == 1:
@@ -103,7 +105,7 @@ def _addend(build: Steps, node: ir.Node) -> ir.Value:
 
 
 def _power(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Turns integer exponents of floating-point tensors into floating-point ones."""
+    """Turns a Pow of a floating-point tensor with an integer exponent into one with a floating-point exponent."""
     x, exponent = operands(node)
     array = constant(exponent)
     if x.dtype != ir.DataType.FLOAT or (array is None and exponent.dtype not in INTEGERS):
@@ -121,7 +123,8 @@ def _swish(build: Steps, node: ir.Node) -> ir.Value:
 
 
 def pads_into_windows(model: ir.Model) -> None:
-    """Moves a Pad that only convolutions and pools read into their pads, where the result is the same."""
+    """Adds the sizes of a Pad to the `pads` of its readers and removes it, if all are convolutions or pools with equal
+    results."""
     for pad in [n for n in model.graph if n.op_type == "Pad" and not n.outputs[0].is_graph_output()]:
         rows = _padded_pixels(pad)
         readers = [(use.node, use.idx) for use in pad.outputs[0].uses()]
@@ -138,7 +141,8 @@ def pads_into_windows(model: ir.Model) -> None:
 
 
 def _padded_pixels(pad: ir.Node) -> tuple[int, ...] | None:
-    """Returns a Pad's sizes in the form of a convolution's `pads`, if it only adds a constant around the pixels; else None."""
+    """Returns a Pad's sizes as a convolution's `pads`, (before each axis, then behind each), if it adds a constant around
+    pixels and changes no other axis; else None."""
     x, pads, _, axes = (*pad.inputs, None, None)[:4]
     sizes, chosen = constant(pads), constant(axes)
     constants = all(v is None or constant(v) is not None for v in pad.inputs[1:])
@@ -159,7 +163,7 @@ def _fill(pad: ir.Node) -> float:
 
 
 def _takes_pads(node: ir.Node, slot: int, rows: tuple[int, ...], fill: float) -> bool:
-    """Whether a reader's own pads of these sizes can replace a Pad before it."""
+    """Returns whether a reader's own `pads` can take over a Pad of sizes `rows` and value `fill` before its input `slot`."""
     own, without = attribute(node, "pads", (0,) * len(rows)), ("NOTSET", "VALID")
     if slot != 0 or attribute(node, "auto_pad", "NOTSET") not in without or len(own) != len(rows):
         return False
@@ -167,16 +171,17 @@ def _takes_pads(node: ir.Node, slot: int, rows: tuple[int, ...], fill: float) ->
         return False
     if node.op_type == "AveragePool":
         return fill == 0 and (attribute(node, "count_include_pad", 0) == 1 or not any(own))
-    if node.op_type == "MaxPool":  # its padding never wins: no more does what FP16 has no smaller value for
+    if node.op_type == "MaxPool":  # its own padding never wins; a Pad of FP16's lowest number does not either
         size, step = attribute(node, "kernel_shape", ()), attribute(node, "dilations", (1,) * (len(rows) // 2))
         reach = [(k - 1) * d for k, d in zip(size, step, strict=True)] * 2
-        some = all(a + b <= r for a, b, r in zip(own, rows, reach, strict=True))  # of the image is in every window
+        some = all(a + b <= r for a, b, r in zip(own, rows, reach, strict=True))  # every window has a pixel of the image
         return fill <= LOWEST_HALF and len(node.outputs) == 1 and some
     return node.op_type == "Conv" and fill == 0
 
 
 def softmax_where_it_lies(model: ir.Model) -> None:
-    """Replaces a Softmax between a Transpose and its inverse by a Softmax along the axis before the Transpose."""
+    """Replaces a Softmax between a Transpose and its inverse by a Softmax of the first Transpose's input, along the same
+    axis."""
     for node in [n for n in model.graph if n.op_type == "Transpose"]:
         found = row(node, "Transpose", "Softmax", "Transpose") or row(node, "Transpose", "LogSoftmax", "Transpose")
         if not found or any("perm" not in n.attributes for n in (found[0], found[2])):
@@ -192,7 +197,7 @@ def softmax_where_it_lies(model: ir.Model) -> None:
 
 @dataclass(slots=True)
 class _Piece:
-    """A tensor of a Concat, with the numbers of zeros before and behind it that stand in for constants."""
+    """A tensor of a Concat, with the number of zeros before and behind it that take the place of constants."""
 
     value: ir.Value
     before: int
@@ -200,8 +205,10 @@ class _Piece:
 
 
 def _joined(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Turns a Concat with constants among floating-point tensors into the tensors padded with zeros, plus the constants padded
-    with zeros: moves and a sum, which have kernels and change no value.
+    """Turns a Concat of floating-point tensors and constants into an Add: the tensors padded with zeros, plus the constants
+    padded with zeros. Kernels exist for all of it, and no value changes.
+
+    Example: Concat(x, [1, 2], y) = Concat(Pad(x, behind 2), y) + [0, ..., 1, 2, 0, ...].
     """
     if not all(map(is_static, node.inputs)) or not (rank := len(shape_of(operand(node)))):
         return None
@@ -224,7 +231,8 @@ def _joined(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _constants_and_pieces(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_Piece]]:
-    """Returns (a Concat's constants, with zeros in place of its tensors; its tensors)."""
+    """Returns (a Concat's constants joined, with zeros in place of its tensors; its tensors, with zeros in place of
+    constants)."""
     pieces: list[_Piece] = []
     arrays: list[np.ndarray] = []
     before = 0
@@ -241,11 +249,11 @@ def _constants_and_pieces(node: ir.Node, axis: int) -> tuple[np.ndarray, list[_P
 
 
 def _whole_batches(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Repeats the operands of a MatMul whose batches broadcast in a way that kernels do not support; constants are repeated
-    here.
+    """Turns a MatMul whose batches broadcast in a way that kernels do not support into one of repeated operands: of an Expand,
+    or of a constant that is repeated here.
 
-    Kernels take a constant of the last batches of a tensor that has all of them, and two tensors that repeat along one or both
-    of two axes, or altogether.
+    Kernels support a constant with the last of the batch axes, and two computed tensors that broadcast along one or both of two
+    batch axes.
     """
     if not all(map(is_static, node.inputs)):
         return None
@@ -265,9 +273,10 @@ def _whole_batches(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: bool, both: bool) -> bool:
-    """Whether an operand of these batches must be repeated because kernels cannot broadcast it.
+    """Returns whether an operand with the batch sizes `batches` must be repeated to `over`, because kernels cannot broadcast
+    it.
 
-    `stored`: it is a constant; `both`: both operands are computed.
+    `stored`: the operand is a constant; `both`: both operands are computed.
     """
     own = (1,) * (len(over) - len(batches)) + batches
     first = next((i for i, d in enumerate(own) if d != 1), len(own))
@@ -277,10 +286,10 @@ def _repeats_otherwise(batches: tuple[int, ...], over: tuple[int, ...], stored: 
 
 
 def _einsum(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Turns Einsum of one or two tensors into sums, moves, and one product: of matrices for each batch, or of elements.
+    """Turns an Einsum of one or two tensors into sums, moves, and one MatMul or Mul.
 
-    bhwc,hkc->bhwk: batch h, rows b w, summed c, columns k; [h, b w, c] @ [h, c, k] = [h, b w, k], which is moved to b h w k.
-    Axes that only one tensor has, and the result lacks, are summed first.
+    Axes that only one tensor has, and the result lacks, are summed first. Example: bhwc,hkc->bhwk has batch h, rows b w, summed
+    c, columns k: [h, b w, c] @ [h, c, k] = [h, b w, k], which is transposed to b h w k.
     """
     if not all(map(is_static, node.inputs)):
         return None
@@ -294,12 +303,11 @@ def _einsum(build: Steps, node: ir.Node) -> ir.Value | None:
     own = [[a for a, size in each.items() if size == sizes[a]] for each in given]  # one element repeats, as without the axis
 
     def laid(i: int, *groups: list[str]) -> ir.Value:
-        """Returns the equation's tensor i, moved and reshaped to one axis for each group of its axes; its other axes are
+        """Returns the equation's tensor i, transposed and reshaped to one axis for each group of its axes; its other axes are
         summed.
 
-        An axis is the letter that names it in the equation, or the number of an ellipsis axis. An axis of a group that
-        tensor i lacks is left out; a group of none of its axes gives an axis of size 1. A constant is computed here, else
-        nodes are added.
+        Axes have the names of _axes_of. An axis of a group that tensor i lacks is left out; a group without any axis of tensor
+        i gives an axis of size 1. The result for a constant is computed here, for other tensors nodes are added.
         """
         order = [a for group in groups for a in group if a in own[i]]
         shape = [math.prod(sizes[a] for a in group if a in own[i]) for group in groups]
@@ -331,8 +339,8 @@ def _einsum(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _sides_of(equation: str) -> tuple[list[str], str]:
-    """Splits an equation into (the axes of each tensor, the axes of the result: as written, else the letters that occur once,
-    in order).
+    """Returns (the term of each tensor, the term of the result) of an equation; without ->, the result has the letters that
+    occur once, in alphabetical order, after an ellipsis.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     once = "".join(sorted(a for a in {*left} - {*".,"} if left.count(a) == 1))
@@ -340,13 +348,17 @@ def _sides_of(equation: str) -> tuple[list[str], str]:
 
 
 def _axes_of(term: str, dots: int) -> list[str]:
-    """Names each axis of a term: by its letter, or within an ellipsis by the number of ellipsis axes that follow."""
+    """Returns a name for each axis of a term: its letter, or for an axis of the ellipsis the number of ellipsis axes behind it.
+
+    >>> _axes_of("b...c", 2)
+    ['b', '1', '0', 'c']
+    """
     before, ellipsis, behind = term.partition("...")
     return [*before, *map(str, reversed(range(dots if ellipsis else 0))), *behind]
 
 
 class Steps:
-    """Nodes that together replace one node, and their constants; every name begins with the replaced node's."""
+    """New nodes, in order, that together replace one node; their names, and their constants', begin with that node's name."""
 
     def __init__(self, model: ir.Model, name: str) -> None:
         self.model, self.name = model, name
@@ -367,7 +379,7 @@ JOINED: Mapping[str, Rule] = {"Concat": _joined, "MatMul": _whole_batches}
 
 
 def respell(rules: Mapping[str, Rule], model: ir.Model) -> None:
-    """Replaces each node by the result of its operator's rule."""
+    """Replaces each node that has a rule by the rule's result, in place; the node stays if that is None."""
     for node in [n for n in model.graph if n.op_type in rules]:
         build = Steps(model, name_of(node))
         if rules[node.op_type](build, node) is not None:
@@ -375,7 +387,7 @@ def respell(rules: Mapping[str, Rule], model: ir.Model) -> None:
 
 
 def stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
-    """Adds a stored constant to the graph and returns it."""
+    """Adds a constant `array` to the graph, as an initializer, and returns its value."""
     tensor = ir.tensor(array, name=name)
     value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype))
     model.graph.register_initializer(value)
@@ -383,13 +395,13 @@ def stored(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
 
 
 def shaped(value: ir.Value, shape: tuple[int, ...], like: ir.Value) -> ir.Value:
-    """Sets a value's shape, and its type from another one, where these are needed before shapes are inferred."""
+    """Sets a value's shape, and the type of `like`, for steps that run before shapes are inferred; returns the value."""
     value.shape, value.type = ir.Shape(shape), like.type
     return value
 
 
 def replace_by(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:
-    """Replaces `node` by `steps`; the last one's output takes over the node's output and its name."""
+    """Replaces `node` by `steps`; the last step's output takes the place and the name of the node's output."""
     y, made = node.outputs[0], steps[-1].outputs[0]
     made.shape, made.type = y.shape, y.type
     model.graph.insert_before(node, steps)
@@ -397,7 +409,7 @@ def replace_by(model: ir.Model, node: ir.Node, steps: list[ir.Node]) -> None:
 
 
 def stand_in(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
-    """Puts a value in the place of a node's output, whose name it takes, and removes the node."""
+    """Puts `value` in the place of a node's only output, gives it the output's name, and removes the node."""
     name = node.outputs[0].name
     ir.convenience.replace_all_uses_with(node.outputs[0], value, replace_graph_outputs=True)
     model.graph.remove(node, safe=True)

@@ -14,7 +14,7 @@ TYPES = {"FLOAT": FLOAT} | {name.upper(): name for name in EXACT}
 
 
 def operand(node: ir.Node, i: int = 0) -> ir.Value:
-    """Returns input `i` of a node whose operator demands it. Raises ValueError without it."""
+    """Returns input `i` of a node, which its operator demands. Raises ValueError if it is absent."""
     value = node.inputs[i]
     if value is None:
         raise ValueError(f"{node.op_type} {node.name}: expected an input {i}, got none")
@@ -27,23 +27,23 @@ def operands(node: ir.Node) -> tuple[ir.Value, ...]:
 
 
 def constant(value: ir.Value | None) -> np.ndarray | None:
-    """Returns the array of a stored constant, else None."""
+    """Returns the array of a stored constant; None for any other value."""
     return None if value is None or value.const_value is None else value.const_value.numpy()
 
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-    """Returns an attribute's Python value (strings as str, lists as tuple), or the default."""
+    """Returns an attribute's Python value (strings as str, lists as tuple), or `default` if the node has none."""
     found = node.attributes.get(name)
     return default if found is None else tuple(found.value) if isinstance(found.value, (list, tuple)) else found.value
 
 
 def name_of(named: ir.Node | ir.Value) -> str:
-    """Returns the name, which every node and value of a cleaned graph has."""
+    """Returns the name of a node or value of a clean graph, where all have one."""
     return named.name or ""
 
 
 def shape_of(value: ir.Value) -> tuple[int, ...]:
-    """Returns the static shape of a value, () if none is known."""
+    """Returns the static shape of a value, () if it is unknown."""
     return () if value.shape is None else value.shape.numpy()
 
 
@@ -53,25 +53,26 @@ def is_static(value: ir.Value | None) -> bool:
 
 
 def type_of(value: ir.Value) -> str | None:
-    """Returns the type of a tensor's elements in memory: "fp16" for floating point (FP32 in the graph), else its own; None
-    if unknown.
+    """Returns the type that a tensor's elements have in memory: "fp16" for floating point, which is FP32 in the graph, else the
+    graph's type; None if it is unknown.
     """
     return None if value.dtype is None else TYPES.get(value.dtype.name)
 
 
 def is_read(value: ir.Value) -> bool:
-    """Returns whether a node reads the value, or it is a network output."""
+    """Returns whether a node reads the value, or the value is a network output."""
     return bool(value.uses()) or value.is_graph_output()
 
 
 def single_reader(value: ir.Value) -> ir.Node | None:
-    """Returns the one node that reads `value`, exactly once, if it is no network output; else None."""
+    """Returns the only reader of `value`, which reads it once; None if there are others, or if `value` is a network output."""
     uses = list(value.uses())
     return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
 
 
 def row(node: ir.Node, *types: str) -> tuple[ir.Node, ...]:
-    """Returns nodes of these types from `node` on, each the only reader of the one before; () where they differ."""
+    """Returns `node` and the nodes that follow it, if they have these operators in order and each is the only reader of the one
+    before; else ()."""
     found: list[ir.Node] = []
     each: ir.Node | None = node
     for op in types:
@@ -83,8 +84,8 @@ def row(node: ir.Node, *types: str) -> tuple[ir.Node, ...]:
 
 
 def per_channel(array: np.ndarray, shape: tuple[int, ...], axis: int = 1) -> np.ndarray | None:
-    """Reshapes a constant that broadcasts over a tensor of `shape` along `axis` only to [C] or [1]; None for another
-    constant.
+    """Returns a constant that varies along `axis` only, as it broadcasts over a tensor of `shape`, reshaped to [C], or to [1]
+    if it is one number; None for any other constant.
     """
     dims = (1,) * (len(shape) - array.ndim) + array.shape
     if len(dims) != len(shape) or any(d != 1 for i, d in enumerate(dims) if i != axis):

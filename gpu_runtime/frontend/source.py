@@ -22,9 +22,10 @@ from gpu_runtime.text import printable
 if TYPE_CHECKING:
     import torch
 
-NAME = "gpu_runtime.name"  # in the meta of an exported graph_module: the name of the module, which torch.export drops
-WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}  # -> the attribute
-MOST_NAME = 100  # characters of a graph's name that name the model
+NAME = "gpu_runtime.name"  # the key, in an exported graph_module's meta, of the module's name, which torch.export drops
+# torch's wrapper -> its attribute with the wrapped module
+WRAPPERS = {"DataParallel": "module", "DistributedDataParallel": "module", "OptimizedModule": "_orig_mod"}
+MOST_NAME = 100  # the most characters of a graph's name that become the model's name
 EXPECTED = (
     "a model: the path of an ONNX file, its bytes, a file opened for reading bytes, an onnx.ModelProto, a torch.nn.Module or a "
     "torch.export.ExportedProgram"
@@ -48,7 +49,7 @@ class Source:
 
 
 def stem_of(source: Path | Source) -> str:
-    """Returns the name that a network of this model gets: the Source's name, or the file's without its ending."""
+    """Returns the name of the network in this model: the Source's name, or the file's name without its suffix."""
     return source.name if isinstance(source, Source) else source.stem
 
 
@@ -60,16 +61,16 @@ def sha256_of(source: Path | Source) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-Sizes: TypeAlias = Mapping[str, Sequence[Any]]  # of inputs: a shape, or several
+Sizes: TypeAlias = Mapping[str, Sequence[Any]]  # input -> a shape, or several shapes
 
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """How a torch module is exported.
+    """The options with which a torch module is exported.
 
-    `inputs`: the arguments of its forward, for tracing; `sizes`: input -> shape or shapes: an axis stays open in the model
-    if it has another size there; `batches`: all first axes stay open; `as_written`: the exporter folds nothing, so that
-    parameters and buffers keep their names and values.
+    `inputs`: arguments of its forward, for tracing; `sizes`: input -> further shapes, or several such mappings: an axis whose
+    size differs there from the argument's stays open in the model; `batches`: all first axes stay open; `as_written`: nothing
+    is folded, so that parameters and buffers keep their names and values.
     """
 
     inputs: Sequence[Any] | None = None
@@ -78,7 +79,7 @@ class Examples:
     as_written: bool = False
 
     def open_axes(self, name: str, shape: Sequence[int]) -> list[int]:
-        """The open axes of the tensor of this name, whose example has this shape."""
+        """Returns the axes of input `name` that stay open; `shape`: of its example."""
         given = (self.sizes,) if isinstance(self.sizes, Mapping) else self.sizes or ()
         several = [s if s and isinstance(s[0], Sequence) else (s,) for sizes in given if (s := sizes.get(name))]
         found = {i for shapes in several for s in shapes for i, (n, was) in enumerate(zip(s, shape, strict=False)) if n != was}
@@ -86,16 +87,16 @@ class Examples:
 
 
 def _unwrapped(module: Any) -> Any:
-    """The module inside torch's wrappers of it, whose forward has no names for its arguments."""
+    """Returns the module inside torch's wrappers; a wrapper's forward has no names for the arguments."""
     while type(module).__module__.startswith("torch.") and (held := WRAPPERS.get(type(module).__name__)):
         module = getattr(module, held)
     return module
 
 
 def source_of(model: Any, examples: Examples | None = None, progress: Listener = ignore) -> Path | Source:
-    """Returns a model given in one of the forms EXPECTED as a path or a Source, which can be read repeatedly.
+    """Returns a model, given in one of the forms in EXPECTED, as a path or a Source, which can be read more than once.
 
-    `examples`: for the export of a torch module; None: without inputs. Raises TypeError, ValueError or ModelError.
+    `examples`: for the export of a torch module. Raises TypeError, ValueError or ModelError.
     """
     if isinstance(model, Source):
         return model
@@ -127,13 +128,15 @@ def _serialized(model: onnx.ModelProto, name: str) -> Source:
 
 
 def _is_of_torch(model: object, package: str, kind: str) -> bool:
-    """Whether it is an instance of torch's class, without importing torch: such an instance's module has imported it."""
+    """Returns whether `model` is an instance of torch.`package`.`kind`, without an import of torch: if it is one, torch is
+    imported already.
+    """
     found = getattr(getattr(sys.modules.get("torch"), package, None), kind, None)
     return found is not None and isinstance(model, found)
 
 
 def _exported(module: Any, examples: Examples) -> Source:
-    """Exports the module by torch.onnx.export; inputs have the names of forward's arguments."""
+    """Returns the module, exported by torch.onnx.export; its inputs have the names of forward's arguments."""
     import torch
 
     name = type(module).__name__
@@ -151,8 +154,8 @@ def _exported(module: Any, examples: Examples) -> Source:
 
 
 def _opened(torch: Any, module: Any, examples: Examples) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments for torch.onnx.export, and its options that keep sizes open. An open size of 1 becomes 2:
-    torch.export would fix it.
+    """Returns (the arguments, the options that keep sizes open) for torch.onnx.export. An example's open size of 1 becomes 2,
+    since torch.export would make it fixed.
     """
     given, dynamic = list(examples.inputs or ()), list[Any]()
     if not (examples.sizes or examples.batches):
@@ -167,14 +170,14 @@ def _opened(torch: Any, module: Any, examples: Examples) -> tuple[tuple[Any, ...
 
 
 def _arguments(module: Any, count: int) -> list[str]:
-    """Lists the names of the first `count` arguments of a module's forward; "" for an argument that `*args` takes."""
+    """Returns the names of the first `count` arguments of a module's forward; "" for an argument that belongs to `*args`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [p.name for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds][:count]
     return names + [""] * (count - len(names))
 
 
 def _converted(name: str, *given: Any, **options: Any) -> Source:
-    """Exports a module and its arguments, or an exported program, by torch.onnx.export."""
+    """Returns torch.onnx.export(*given, **options) as a Source; `given`: a module and its arguments, or an exported program."""
     import torch
 
     try:

@@ -1,9 +1,10 @@
-"""Replaces the sum of two groups of channels, weighted by a softmax of two (ResNeSt, SKNet), by a gate of one and a chain.
+"""Replaces the sum of two groups of channels, weighted by a softmax of two (ResNeSt, SKNet), by a sigmoid gate.
 
-    softmax(a, b) = (g, 1 - g), g = sigmoid(a - b), and so x0 g + x1 (1 - g) = (x0 - x1) g + x1
+    softmax(a, b) = (g, 1 - g) with g = sigmoid(a - b), so x0 g + x1 (1 - g) = (x0 - x1) g + x1
 
-A convolution gives a and b, so with half of its rows it gives a - b: neither a softmax nor the moves around it remain. The gate
-is computed from the average of x0 + x1, which is a convolution of the average of both with its weights twice.
+A convolution makes a and b, so with the differences of its rows as weights it makes a - b directly, and the softmax and the
+views around it vanish. The gate depends on the average of x0 + x1; a convolution of that average equals a convolution of the
+average of the concatenated groups with its weights repeated, so no sum of the groups is needed.
 
 Example. Softmax over (8, 4) is (0.982, 0.018): g = sigmoid(4) = 0.982, and 3 g + 5 (1 - g) = (3 - 5) g + 5 = 3.04.
 """
@@ -22,7 +23,7 @@ MOST_LOGITS = 1 << 24  # whose numbers are followed through views
 
 
 def of_two(model: ir.Model) -> None:
-    """Changes every sum over two groups that is weighted by such a softmax."""
+    """Replaces, in place, every sum over two groups that is weighted by a softmax of two."""
     respell({"Concat": _unstacked}, model)
     for node in [n for n in model.graph if n.op_type == "ReduceSum"]:
         groups = _groups(node, operand(node))
@@ -37,7 +38,7 @@ def of_two(model: ir.Model) -> None:
 
 
 def _unstacked(build: Steps, node: ir.Node) -> ir.Value | None:
-    """Turns tensors stacked along a new second axis into their Concat along channels, with that axis split."""
+    """Turns a Concat of r tensors [N, 1, C, H, W] into a Concat along channels, [N, r C, H, W], reshaped to [N, r, C, H, W]."""
     shape = shape_of(node.outputs[0])
     stacked = [v.producer() for v in operands(node)]
     if len(shape) != 5 or attribute(node, "axis") not in (1, -4) or shape[1] != len(stacked):
@@ -51,7 +52,7 @@ def _unstacked(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _groups(node: ir.Node, x: ir.Value) -> ir.Value | None:
-    """Returns [N, C r, H, W] if `x` is its Reshape to [N, r, C, H, W] and the node a sum over r; else None."""
+    """Returns the value [N, r C, H, W] of which `x` is a Reshape to [N, r, C, H, W], if `node` is a sum over r; else None."""
     reshape = x.producer()
     if reshape is None or reshape.op_type != "Reshape" or len(shape_of(x)) != 5 or not _sums_groups(node):
         return None
@@ -60,7 +61,7 @@ def _groups(node: ir.Node, x: ir.Value) -> ir.Value | None:
 
 
 def _sums_groups(node: ir.Node) -> bool:
-    """Whether a ReduceSum of five axes sums the second axis only, and removes it."""
+    """Returns whether a ReduceSum of five axes sums the second axis only, and removes it."""
     axes = constant(node.inputs[1]) if len(node.inputs) > 1 else None
     five = len(shape_of(operand(node))) == 5
     return five and axes is not None and axes.tolist() in ([1], [-4]) and attribute(node, "keepdims", 1) == 0
@@ -70,9 +71,10 @@ def _sums_groups(node: ir.Node) -> bool:
 
 
 def _average_both(model: ir.Model, node: ir.Node, groups: ir.Value) -> None:
-    """Changes the model so that the average over pixels is taken of `groups` [N, r * C, H, W], and not of its sum over the r
-    groups, which `node` computes; the weights of the 1x1 convolutions that read the average are repeated r times, so that they
-    add the groups. Does nothing if others read the average.
+    """Changes the average over pixels of node's output, the sum over r groups, into an average of `groups` [N, r C, H, W].
+
+    The weights of the 1x1 convolutions that read the average are repeated r times, so that they add the groups. Nothing is
+    changed if other nodes read the average.
     """
     mean = single_reader(node.outputs[0])
     if mean is None or not _averages_pixels(mean):
@@ -97,7 +99,7 @@ def _averages_pixels(node: ir.Node) -> bool:
 
 
 def _is_product(node: ir.Node, x: ir.Value) -> bool:
-    """Whether a node is a plain convolution of `x` by a constant 1x1 kernel, without groups or padding."""
+    """Returns whether a node is a convolution of `x` by a constant 1x1 kernel, without groups or padding."""
     w = constant(node.inputs[1]) if node.op_type == "Conv" else None
     plain = w is not None and w.shape[2:] == (1, 1) and attribute(node, "group", 1) == 1
     return plain and node.inputs[0] is x and not any(attribute(node, "pads", (0,))) and constant(node.inputs[0]) is None
@@ -108,7 +110,8 @@ def _is_product(node: ir.Node, x: ir.Value) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Weights:
-    """A convolution whose rows `first` and `second`, both [C], become weights by a softmax."""
+    """A convolution and, for each of C channels, the two of its output channels whose softmax weighs the two groups: `first`
+    and `second`, both int [C]."""
 
     conv: ir.Node
     first: np.ndarray
@@ -141,9 +144,10 @@ def _gate(model: ir.Model, total: ir.Node, product: ir.Node) -> None:
 
 
 def _weights(g: ir.Value, shape: tuple[int, ...]) -> _Weights | None:
-    """Finds the convolution behind the weights [N, 2, C, 1, 1] of groups [N, 2, C, H, W]; None without one.
+    """Returns the convolution from which the weights `g` [N, 2, C, 1, 1] of groups of `shape` [N, 2, C, H, W] come; None if
+    there is no such convolution.
 
-    Between them are views, a softmax over two and views, each the only reader of the one before.
+    Between the two there must be views, a softmax over two, and views, each the only reader of the one before.
     """
     n, _, c, *pixels = shape
     behind = _views_before(g)
@@ -171,7 +175,7 @@ def _weights(g: ir.Value, shape: tuple[int, ...]) -> _Weights | None:
 
 
 def _views_before(value: ir.Value) -> tuple[ir.Value, list[ir.Node]] | None:
-    """Returns (the value behind the views that lead to `value`, the views in order); None where another node reads a value
+    """Returns (the value of which `value` is a view, the nodes of the views in order); None if other nodes read a value
     between.
     """
     views: list[ir.Node] = []
@@ -184,7 +188,7 @@ def _views_before(value: ir.Value) -> tuple[ir.Value, list[ir.Node]] | None:
 
 
 def _through(views: list[ir.Node], index: np.ndarray) -> np.ndarray:
-    """Applies the views to an array of the elements' numbers."""
+    """Returns `index`, an array of the elements' numbers, after the views."""
     for node in views:
         if node.op_type == "Transpose":
             index = index.transpose(attribute(node, "perm", tuple(reversed(range(index.ndim)))))

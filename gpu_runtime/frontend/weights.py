@@ -1,4 +1,4 @@
-"""The stored weights of an ONNX model: their readers and the axis of input channels, and their 2:4 pruning."""
+"""The stored weights of an ONNX model: the layers that read them, their axis of input channels, and their 2:4 pruning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpu_runtime.frontend.source import source_of
 from gpu_runtime.stored_pattern import Stored, as_stored
 from tactics.problems.operators import VIEWS
 
-COPIES = ("Identity", "Cast")  # operators that keep the pattern
+COPIES = ("Identity", "Cast")  # operators that keep the 2:4 pattern
 CODINGS = ("QuantizeLinear", "DequantizeLinear")
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 MODULE = re.compile(r"\w[\w/-]*(?:\.[\w/-]+)*", re.ASCII)  # the name of a module in a framework, as "layer1.0.conv1"
@@ -33,8 +33,8 @@ BOUNDS: Mapping[int, tuple[int, int]] = {TensorProto.INT8: (-128, 127), TensorPr
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """A QuantizeLinear, or with `back` a DequantizeLinear, of stored weights. `scales`, `zeros`: one, or one for each index of
-    the axis; `bounds`: of the whole numbers.
+    """A QuantizeLinear, or with `back` a DequantizeLinear, of stored weights. `scales`, `zeros`: one value, or one for each
+    index of `axis`; `bounds`: the least and the largest whole number.
     """
 
     back: bool
@@ -70,9 +70,9 @@ View = tuple[str, tuple[int, ...]] | Coding
 
 
 def stored_by_layer(graph: onnx.GraphProto, pruned: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Returns node -> its weights' pattern, for every layer whose weights can be 2:4. Nodes must have names.
+    """Returns node -> the pattern of its weights, for every layer whose weights can be 2:4. Nodes must have names.
 
-    Weights that were `pruned`, by initializer, keep the `lost` of before.
+    `pruned`: initializer -> its pattern before pruning, whose `lost` the result keeps.
     """
     found: dict[tuple[str, int], Stored] = {}
     rows = {}
@@ -93,7 +93,7 @@ def stored_weights(path: str | os.PathLike) -> list[Weight]:
 
 
 def checked(path: str | os.PathLike) -> onnx.ModelProto:
-    """Reads a file's model, checks its graph and constants, and names its nodes and layers. Raises ModelError."""
+    """Returns a file's model with its graph and constants checked, and its nodes and layers named. Raises ModelError."""
     source = source_of(path)
     with named(source):
         proto = load_whole(source)
@@ -108,10 +108,11 @@ def checked(path: str | os.PathLike) -> onnx.ModelProto:
 def prune_weights(
     graph: onnx.GraphProto, masks: Mapping[str, np.ndarray] = MappingProxyType({})
 ) -> tuple[dict[str, Stored], tuple[tuple[str, str], ...]]:
-    """Prunes weights of convolutions and matrix products in place along their input channels.
+    """Prunes the weights of convolutions and matrix products in place, to 2:4 along their input channels.
 
-    Returns (changed weights: their pattern before, (name, reason) of those kept). A shared weight is pruned once; one that has
-    the pattern already is in neither list. `masks`: node -> which of its weights stay, where this is not the nearest pattern.
+    Returns (changed weight -> its pattern before, ((weight, reason), ...) of weights that cannot be 2:4). A shared weight is
+    pruned once; a weight that is 2:4 already is in neither. `masks`: node -> bool array, false where its weights become zero
+    first.
     """
     pruned, kept = {}, {}
     for w in weights(graph):
@@ -123,9 +124,9 @@ def prune_weights(
 
 
 def prune_one(w: Weight, mask: np.ndarray | None = None) -> Stored | None:
-    """Prunes one stored weight in place and returns its pattern before; None where it is 2:4 already.
+    """Prunes one stored weight in place and returns its pattern before; None, without a change, if it is 2:4 already.
 
-    With a mask of its shape, weights outside the mask become zero first, and `lost` includes their energy.
+    If `mask` has its shape, weights where it is false become zero first, and `lost` includes the sum of their squares.
     """
     values = w.values
     if w.tensor is None or values is None or sparse24.fits(values, w.axis).all():
@@ -142,10 +143,11 @@ def prune_one(w: Weight, mask: np.ndarray | None = None) -> Stored | None:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A layer's weights: `axis` is the input channels' axis, `reason` why they cannot be 2:4, or "".
+    """The weights that the layer `node` reads: stored tensor `name`. `axis`: the axis of input channels; `reason`: why they
+    cannot be 2:4, the same for all layers that share them, or "".
 
-    The reason belongs to the weight: it is the same in every layer that shares it. A weight that the graph computes has no
-    tensor. `views`: the views of the stored tensor before the layer reads it; axis and values are as the layer reads them.
+    `tensor` is None if the graph computes the weights. `views`: the views of the stored tensor that the layer reads; `axis` and
+    `values` are as the layer reads them, after the views.
     """
 
     node: onnx.NodeProto
@@ -157,7 +159,7 @@ class Weight:
 
     @property
     def values(self) -> np.ndarray | None:
-        """The values as stored; bfloat16 as FP32, which holds it."""
+        """The values as the layer reads them; bfloat16 as FP32, which holds it exactly."""
         if self.tensor is None:
             return None
         values = to_array(self.name, self.tensor)
@@ -166,7 +168,7 @@ class Weight:
 
 
 def seen(values: np.ndarray, views: Iterable[View]) -> np.ndarray:
-    """Applies views to a stored tensor, giving the array that a layer reads."""
+    """Returns the array that a layer reads through these views of a stored tensor."""
     for view in views:
         if isinstance(view, Coding):
             values = view.applied(values)
@@ -176,7 +178,7 @@ def seen(values: np.ndarray, views: Iterable[View]) -> np.ndarray:
 
 
 def _unseen(values: np.ndarray, views: Sequence[View], t: TensorProto) -> np.ndarray:
-    """Returns the stored tensor of which the views give these values."""
+    """Returns the values of stored tensor `t` with which a layer reads `values` through the views: the inverse of `seen`."""
     for i in reversed(range(len(views))):
         view = views[i]
         if isinstance(view, Coding):
@@ -187,9 +189,10 @@ def _unseen(values: np.ndarray, views: Sequence[View], t: TensorProto) -> np.nda
 
 
 def put(name: str, t: TensorProto, views: Iterable[View], values: np.ndarray) -> None:
-    """Stores new values of a tensor, given as its reader sees them; the tensor's type must hold each of them.
+    """Stores `values`, as a layer reads them through the views, in tensor `t`, whose type must hold each of them. `name`: for
+    messages.
 
-    Of a quantised tensor, elements whose values are the same stay as they are.
+    In a quantised tensor, elements whose value does not change keep their whole number.
     """
     views, stored = tuple(views), to_array(name, t)
     new = _unseen(values, views, t)
@@ -203,8 +206,8 @@ def put(name: str, t: TensorProto, views: Iterable[View], values: np.ndarray) ->
 
 @dataclass(frozen=True, slots=True)
 class _Use:
-    """A layer that reads a constant: along which axis of input channels, through which views, and its reason against 2:4, or
-    "".
+    """A layer, `node`, that reads a constant through `views`; `axis`: the axis of input channels; `reason`: why the layer
+    cannot be 2:4, or "".
     """
 
     node: onnx.NodeProto
@@ -215,7 +218,7 @@ class _Use:
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """The readers of a constant: layers, and titles of other nodes."""
+    """The readers of a constant. `layers`: layers that read it as weights; `others`: the titles of all other readers."""
 
     layers: list[_Use] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
@@ -266,8 +269,10 @@ def _uses_of_constants(
 def views_of_constants(
     graph: onnx.GraphProto, tensors: Mapping[str, TensorProto], coded: bool = False
 ) -> dict[str, tuple[str, tuple[View, ...]]]:
-    """Returns stored tensor, or output of a copy or view of one -> (that tensor, its views). `coded`: through quantisers,
-    too.
+    """Returns, for each stored tensor and each copy or view of one, its name -> (the stored tensor, the views between, in
+    order).
+
+    `coded`: outputs of quantisers count as views too.
     """
     found: dict[str, tuple[str, tuple[View, ...]]] = {name: (name, ()) for name in tensors}
     for node in graph.node:
@@ -284,13 +289,13 @@ def views_of_constants(
 
 
 def _coding(node: onnx.NodeProto, name: str, dims: tuple[int, ...], tensors: Mapping[str, TensorProto]) -> Coding | None:
-    """Returns the function of a quantiser that reads a view, of shape `dims`, of a stored tensor; None if its scales are not
-    stored, or are invalid.
+    """Returns the Coding of a QuantizeLinear or DequantizeLinear whose input is stored tensor `name` in the shape `dims`; None
+    if its scales are not stored, or are invalid.
     """
     back, axis = node.op_type == CODINGS[1], int_attribute(node, "axis", 1)
     scale, zero = (tensors.get(n) for n in (*node.input[1:], "")[:2])
     kind = zero.data_type if zero is not None else tensors[name].data_type if back else TensorProto.UINT8
-    kind = TensorProto.UINT8 if zero is None and kind in FLOATS else kind  # what QuantizeLinear made
+    kind = TensorProto.UINT8 if zero is None and kind in FLOATS else kind  # QuantizeLinear's default
     if scale is None or any(n and n not in tensors for n in node.input[2:]) or kind not in BOUNDS:
         return None
     scales = to_array(scale.name, scale).astype(np.float32).reshape(-1)
@@ -302,7 +307,7 @@ def _coding(node: onnx.NodeProto, name: str, dims: tuple[int, ...], tensors: Map
 
 
 def seen_dims(t: TensorProto, views: Iterable[View]) -> tuple[int, ...]:
-    """Returns the shape in which a layer reads a stored tensor through these views."""
+    """Returns the shape of a stored tensor as a layer reads it through these views."""
     dims = tuple(t.dims)
     for view in views:
         if not isinstance(view, Coding):
@@ -311,8 +316,8 @@ def seen_dims(t: TensorProto, views: Iterable[View]) -> tuple[int, ...]:
 
 
 def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, TensorProto]) -> View | None:
-    """Returns the view that a node applies to a stored tensor of shape `dims`; None if its sizes are not stored, or are
-    invalid.
+    """Returns the View that a node, one of VIEWS, makes of a stored tensor of shape `dims`; None if its sizes are not stored,
+    or are invalid.
     """
     given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     second = tensors.get(node.input[1]) if len(node.input) > 1 and node.input[1] else None
@@ -341,7 +346,7 @@ def _view(node: onnx.NodeProto, dims: tuple[int, ...], tensors: Mapping[str, Ten
 
 
 def _against(t: TensorProto, uses: _Uses) -> str:
-    """Returns why a stored weight cannot be 2:4, or "". `uses`: its readers."""
+    """Returns why stored weights `t` with the readers `uses` cannot be 2:4, or ""."""
     first = uses.layers[0]
     if reason := next((use.reason for use in uses.layers if use.reason), ""):
         return reason
@@ -358,11 +363,11 @@ def _against(t: TensorProto, uses: _Uses) -> str:
 
 
 def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | None, str]:
-    """Returns (the axis of input channels if `node` reads a constant of that rank at `slot` as its weights, else None; reason
-    against 2:4 or "").
+    """Returns (axis, reason against 2:4 or "") for a node that reads a constant of that rank as input `slot`: the axis of input
+    channels if the constant is its weights, else None.
     """
     if node.op_type == "Conv" and slot == 1:
-        return 1, ""  # of one group, where there are several
+        return 1, ""  # the input channels of one group
     if node.op_type == "ConvTranspose" and slot == 1:
         group = int_attribute(node, "group", 1)
         return 0, "" if group == 1 else f"grouped convolution (group={group})"
@@ -378,7 +383,7 @@ def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
 
 
 def name_nodes(nodes: Iterable[onnx.NodeProto] | ir.Graph) -> None:
-    """Gives unnamed nodes the name Type_index; a name used twice gets an index too."""
+    """Gives each node a unique name: to a node without one Operator_index, and an index to a name in use."""
     taken: set[str] = set()
     for i, node in enumerate(nodes):
         name = node.name or f"{node.op_type}_{i}"
@@ -389,9 +394,11 @@ def name_nodes(nodes: Iterable[onnx.NodeProto] | ir.Graph) -> None:
 
 
 def name_layers(graph: onnx.GraphProto) -> dict[str, str]:
-    """Names nodes as `name_nodes` does, then layers by their modules (`layer1.0.conv1`); returns new name -> the node's own.
+    """Names nodes as `name_nodes` does, then layers after their modules (`layer1.0.conv1`); returns new name -> the former
+    name.
 
-    A module used several times gets a number behind its name. Must precede `load.drop_texts`. Names given before stay.
+    A module that is used several times gets a number behind its name. Must precede `load.drop_texts`, which drops the modules.
+    Names without a known module stay.
     """
     name_nodes(graph.node)
     wanted = dict(_modules(graph))
@@ -408,8 +415,8 @@ def name_layers(graph: onnx.GraphProto) -> dict[str, str]:
 
 
 def _modules(graph: onnx.GraphProto) -> Iterator[tuple[int, str]]:
-    """Yields (position, module) of the nodes with weights whose module is known: by the weight's name, by the exporter's
-    metadata, or by a path as torch.onnx.export(dynamo=False) writes it.
+    """Yields (index of the node, module) for nodes with weights whose module is known: from the weight's name, the exporter's
+    metadata, or a path as torch.onnx.export(dynamo=False) writes it.
     """
     sources = {name: name for name, _ in stored_tensors(graph)}  # constant, or view of one -> the constant
     for i, node in enumerate(graph.node):
@@ -423,15 +430,19 @@ def _modules(graph: onnx.GraphProto) -> Iterator[tuple[int, str]]:
 
 
 def _scope(node: onnx.NodeProto) -> str:
-    """The innermost module of `: Net/layer1: Sequential/layer1.0: Conv2d/conv2d: aten.conv2d.default`, as torch.onnx.export
-    writes it; "" without one. Of a convolution with which a BatchNormalization was fused it is that of the normalization.
+    """Returns the innermost module in the metadata of torch.onnx.export, "" if there is none: `layer1.0` of
+    `: Net/layer1: Sequential/layer1.0: Conv2d/conv2d: aten.conv2d.default`. A convolution into which a BatchNormalization was
+    fused has the module of the normalization there.
     """
     text = next((entry.value for entry in node.metadata_props if entry.key == "namespace"), "")
     return text.split("/")[-2].partition(":")[0].strip() if text.count("/") > 1 else ""
 
 
 def _path(node: onnx.NodeProto) -> str:
-    """`layer1.0.conv1` of the name `/layer1/layer1.0/conv1/Conv`: a module in a list repeats the list's name."""
+    """Returns the module in a node's name: `layer1.0.conv1` of `/layer1/layer1.0/conv1/Conv`; "" if there is none.
+
+    (A module in a list repeats the list's name.)
+    """
     root, *modules, last = node.name.split("/") if node.name.startswith("/") else ("", "")
     if root or not modules or not last.startswith(node.op_type):
         return ""

@@ -1,7 +1,12 @@
-"""The effect of each ONNX operator on channel labels (channel_spaces.py): whether it commutes with a permutation of channels.
+"""Rules, one per ONNX operator, that carry channel labels (channel_spaces.py) from a node's inputs to its outputs.
 
-A rule maps a node and the labels of its inputs to the labels of its outputs; None is a tensor that no permutation changes. A
-rule that cannot prove this refuses with a sentence, and every tensor that the node reads is pinned (channel_walk.py).
+A rule takes (walk, node, labels of each input) and returns the labels of each output; None stands for a tensor that no
+permutation of channels changes. It also records constants that must be permuted with channels. A rule that cannot prove that
+the node commutes with permutations raises Refused with a reason, and all tensors that the node reads are pinned
+(channel_walk.py).
+
+Example: a Conv with x's labels 0 to 7 and 16 filters gives new labels 8 to 23; its weights move with 0 to 7 along axis 1 and
+with 8 to 23 along axis 0.
 """
 
 import math
@@ -20,9 +25,9 @@ SIZES = ("Shape", "Size", "ConstantOfShape")
 
 
 def channel_spaces(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> Spaces:
-    """Returns the spaces of a checked, sorted graph whose tensors have these shapes; a tensor without one is pinned.
+    """Returns the spaces of a checked, sorted graph. `shapes`: tensor -> its shape; a tensor without one is pinned.
 
-    Raises ModelError for a graph inside a node.
+    Raises ModelError if a node contains a graph.
     """
     walk = Walk(graph, shapes, RULES)
     for node in graph.node:
@@ -44,14 +49,15 @@ def _alike(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
 
 
 def _dropout(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Dropout: outside training it passes all elements, and its mask is the same everywhere."""
+    """Dropout, which outside of training copies its input and makes a mask of equal elements."""
     if len(node.input) > 2 and node.input[2]:
         raise Refused(f"{title(node)} is in training mode")
     return [ins[0], None]
 
 
 def _elementwise(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Broadcasting operators: all inputs with channels have the same channels on the same axes."""
+    """Broadcasting operators, whose inputs with channels must have them on the same axes; channels at one position become
+    one."""
     rank = max(len(walk.dims(name)) for name in node.input)
     found = [Labels(*(a.reshape((1,) * (rank - a.ndim) + a.shape) for a in (x.ids, x.tags))) for x in ins if x is not None]
     if not found:
@@ -68,9 +74,9 @@ def _elementwise(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None])
 
 
 def _beside(walk: Walk, node: onnx.NodeProto, name: str, labels: Labels, rank: int) -> None:
-    """Handles a broadcasting operator's input without labels: a stored one moves with the others.
+    """Handles input `name`, which has no labels, of a broadcasting operator whose other inputs have `labels`, of that rank.
 
-    Refused if it is computed and varies along their channels.
+    A stored one is permuted with their channels. Raises Refused if it is computed and varies along their axes.
     """
     dims = (1,) * (rank - len(walk.dims(name))) + walk.dims(name)
     varies = [axis for axis in labels.axes if dims[axis] > 1]
@@ -109,9 +115,11 @@ def _conv(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Out
 def _product(
     walk: Walk, node: onnx.NodeProto, out: Labels, moving: Mapping[int, Sequence[Labels]], rank: int, axis: int = 1
 ) -> Labels:
-    """Records that a product's weights and bias move with channels, and returns the labels of its output.
+    """Records that a product's weights and bias are permuted with channels; returns the labels of its output.
 
-    `moving`: axis of the weights -> the labels that it moves with; `rank`, `axis`: of the output, and of its channels.
+    `out`: the labels of the output channels, in one dimension; `moving`: axis of the weights -> the labels with which it is
+    permuted, for a grouped convolution's input channels those of each group; `rank`, `axis`: the output's rank and its axis of
+    channels.
     """
     if len(node.input) > 2 and node.input[2]:
         bias = node.input[2]
@@ -152,7 +160,8 @@ def _matmul(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _matrix(walk: Walk, node: onnx.NodeProto, labels: Labels | None, columns: int, rank: int) -> Labels | None:
-    """Multiplies the last axis by a stored matrix, in which it is axis 1 - `columns`; `columns` is the output's axis."""
+    """Products of the last axis of a tensor of that rank with a stored matrix, whose axis `columns` is that of input channels
+    and 1 - `columns` of output channels. `labels`: of the tensor."""
     dims = walk.dims(node.input[1])
     if labels is not None and labels.axes and labels.axes != (rank - 1,):
         if rank - 1 in labels.axes or len(node.input) > 2:
@@ -166,7 +175,7 @@ def _matrix(walk: Walk, node: onnx.NodeProto, labels: Labels | None, columns: in
 
 
 def _norm(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """BatchNormalization and InstanceNormalization: a parameter for each channel of axis 1."""
+    """BatchNormalization and InstanceNormalization, whose stored parameters are permuted with the channels on axis 1."""
     x = on_axis_1(node, ins[0])
     stored = [name for name in node.input[1:] if name not in walk.uniform]
     if len([name for name in node.output if name]) > 1 or any(name not in walk.sources for name in stored):
@@ -185,7 +194,7 @@ def _window(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Resize: only other axes may change size. An axis with a scale of 1 keeps its elements, in every mode but one."""
+    """Resize and Upsample, which must keep the axis of channels: its size, and a scale of 1 (not in tf_crop_and_resize)."""
     labels, given = on_axis_1(node, ins[0]), attributes_of(node)
     if labels is None:
         return [None]
@@ -218,7 +227,7 @@ def _pad(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outp
     constant = attributes_of(node).get("mode", b"constant") == b"constant"
     if len(labels.axes) > 1 or not constant or min(around[grown[0]]) < 0 or max(around[grown[0]]) > MOST_LABELS:
         raise Refused(f"{title(node)} pads or crops the channel axis")
-    pieces = [walk.recorder.fresh(n) if n else None for n in around[grown[0]]]  # one value, so its channels are alike
+    pieces = [walk.recorder.fresh(n) if n else None for n in around[grown[0]]]  # of one value, so they may change places
     return [_side_by_side(walk, node, [pieces[0], labels.flat, pieces[1]], grown[0], rank)]
 
 
@@ -251,7 +260,7 @@ def _concat(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _taken(walk: Walk, labels: Labels, index: np.ndarray, axis: int) -> Labels:
-    """Selects labels at some positions of an axis; a single number removes the axis."""
+    """Returns the labels at the positions `index` of an axis; an index without axes removes that axis, as in ONNX Gather."""
     if labels.ids.shape[axis] == 1:
         index = np.zeros(index.shape[:1] and (1,), np.int64)
     taken = Labels(labels.ids.take(index, axis), labels.tags.take(index, axis))
@@ -316,7 +325,10 @@ def _transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -
 
 
 def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Reshape, Flatten, Squeeze, Unsqueeze: by the shapes before and after."""
+    """Reshape, Flatten, Squeeze and Unsqueeze, by the shapes before and after.
+
+    Example: [1, 8, 2, 2] -> [1, 32] gives each label 4 times, once for each pixel, with a tag for the pixel.
+    """
     labels = ins[0]
     if labels is None:
         return [None]
@@ -329,7 +341,7 @@ def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> 
     ids = np.broadcast_to(labels.ids.reshape(kept), inner)
     tags = np.broadcast_to(labels.tags.reshape(kept), inner).copy()
     for axis, (size, held) in enumerate(zip(inner, kept, strict=True)):
-        if held == 1 and size > 1:  # positions without channels: each is a separate occurrence
+        if held == 1 and size > 1:  # an axis without channels, as of pixels: each position has a tag of its own
             parts = np.moveaxis(tags, axis, 0)
             for i in range(size):
                 parts[i] = walk.recorder.retagged(parts[i], node.output[0], axis, i)
@@ -340,9 +352,10 @@ def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> 
 
 
 def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[int]) -> tuple[int, int, int, int]:
-    """Returns (first, end) of the smallest span of axes before, then of the span after, that hold the same elements.
+    """Returns (first, end, first, end): the smallest span of the axes before that includes all of `axes` and has the same
+    elements as a span of the axes after, and that span. [2, 8, 3, 5] -> [2, 8, 15], axes (1,): (1, 2, 1, 2).
 
-    The span before includes all of `axes`. Raises Refused if the shapes have different numbers of elements.
+    Raises Refused if the shapes have different numbers of elements.
     """
     if math.prod(before) != math.prod(after) or 0 in before:
         raise Refused(f"{title(node)}: shape {before} cannot become {after}")
@@ -354,7 +367,7 @@ def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[i
 
 
 def _symmetric(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Softmax, LogSoftmax, LpNormalization: the order of the elements along an axis does not matter."""
+    """Softmax, LogSoftmax and LpNormalization, for which the order of the elements along an axis does not matter."""
     labels = ins[0]
     if labels is not None and len(labels.axes) > 1:
         raise Refused(f"{title(node)} has channels on several axes")
@@ -380,14 +393,14 @@ def _reduce(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _size(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Operators whose outputs depend only on sizes."""
+    """Operators in SIZES, whose outputs depend only on sizes."""
     walk.used.update(node.input if node.op_type != "ConstantOfShape" else ())
     return [None] * len(node.output)
 
 
 def _spread(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    """Expand, and CastLike, which reads only the type of its second input: of one number, as torch.onnx.export writes the bias
-    of a convolution that has none."""
+    """Expand and CastLike of one number, as torch.onnx.export writes the bias of a convolution without one; CastLike reads only
+    the type of its second input."""
     if not walk.is_uniform(node.input[0]):
         raise Refused(f"{title(node)} reads several numbers, expected one")
     walk.used.update(node.input if node.op_type == "CastLike" else ())

@@ -1,4 +1,4 @@
-"""Library functions as tactics: one per combination of types at the network's edge, all of them on linear memory."""
+"""Library functions (array_functions.py) as tactics on linear tensors: one tactic per combination of element types."""
 
 import math
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ CASES = {"library": (LibraryProblem("ArgMax", ("t0",), (_ROW,), ("fp16",), _MOST
 
 
 def accepts(p: LibraryProblem, tactic: Tactic) -> bool:
-    """Whether `tactic` is one of `candidates`, which are too many to list: 2^inputs."""
+    """Returns whether `candidates` yields `tactic`, without listing them: there are up to 2^(inputs + 1)."""
     formats = zip((*tactic.ins, tactic.out), (*p.dtypes, p.dtype), strict=True)
     return all(f.layout == "chw" and f.dtype in (("fp16", "fp32") if d == FLOAT else (d,)) for f, d in formats)
 
 
 def candidates(p: LibraryProblem, device: Device) -> Candidates:
-    """Yields every combination of types: floating-point tensors are FP16, or FP32 where they are the network's input or
-    output.
+    """Yields a tactic for every combination of types: a floating-point tensor is FP16 or FP32 (for inputs and outputs of the
+    network), any other has its own type.
     """
     ways = [[Format(t, "chw") for t in (("fp16", "fp32") if d == FLOAT else (d,))] for d in (*p.dtypes, p.dtype)]
     for *ins, out in product(*ways):
@@ -47,12 +47,12 @@ def pack(p: LibraryProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -
 
 
 def section_bytes(p: LibraryProblem, tactic: Tactic) -> dict[str, int]:
-    """Returns the bytes of the sections that `pack` makes."""
+    """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     return {f"c{i}": math.prod(shape) * DTYPES[dtype].itemsize for i, (shape, dtype) in enumerate(p.constants)}
 
 
 def counts(p: LibraryProblem, tactic: Tactic, device: Device) -> Counts:
-    """Counts every tensor once, in one launch. This is neither a floor nor an estimate: a gather may read less, and the
-    library's function may take longer.
+    """Returns counts of each tensor moved once, by one launch. They are neither a lower bound nor an estimate: a gather may
+    read less, and the library's function may take longer.
     """
     return Counts(*traffic(p.all_shapes, tactic))

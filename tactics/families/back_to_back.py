@@ -1,7 +1,8 @@
 """A convolution and its only reader, a 1x1 convolution, as one launch (conv_back_to_back.cu): tiles, packing, time.
 
-All channels between the two fit one block's tile, so they stay in shared memory. This saves their store, their load and a
-launch; it costs a tile with as many rows as they need, and the epilogue of the first delays the second.
+All channels of the tensor between the two fit one block's tile, so that tensor stays in shared memory. This saves its store,
+its load and a launch. The cost: the tile needs a row for each of these channels, and the second convolution waits for the
+epilogue of the first.
 """
 
 import math
@@ -34,15 +35,17 @@ TILES = tuple(
         (128, 64, 64, 2, 2, 3),
     )
 )
-TURN_CLK = {"sm_90a": 3500}  # between two turns of the second convolution, of all blocks of an SM; untimed elsewhere
+# sm -> clocks between two turns (tiles of channels) of the second convolution, of all blocks of an SM; other GPUs are not
+# timed.
+TURN_CLK = {"sm_90a": 3500}
 ADDED = frozenset({Feature.RESIDUAL, Feature.UPSAMPLED_RESIDUAL})  # features that the checks below handle
-SECOND = ("w", "b", "slope")  # names of the second convolution's weights, each with a 2 behind
+SECOND = ("w", "b", "slope")  # the second convolution's weights, whose names have a 2 appended
 _FIRST = ConvProblem(1, 32, 9, 7, 48, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU)
 CASES = {"conv_back_to_back": (BackToBackProblem(_FIRST, ConvProblem(1, 48, 9, 7, 72, 1, 1, epilogue=RELU)),)}
 
 
 def reason_against(first: ConvProblem, second: ConvProblem) -> str:
-    """Why the two cannot be one launch, or ""."""
+    """Returns why the two convolutions cannot be one launch, or ""."""
     for p, which in ((first, "first"), (second, "second")):
         if p.groups > 1 or p.needs - ADDED:
             return f"the {which} convolution has groups, a depth-to-space, a pool or a prologue"
@@ -74,8 +77,8 @@ def candidates(p: BackToBackProblem, device: Device, only: Only = None) -> Candi
 
 
 def shared_bytes(tactic: Tactic) -> int:
-    """Bytes of shared memory: the pipeline, or in its place the intermediate tile and the second's staging tile, each with its
-    table of rows.
+    """Returns the bytes of a block's shared memory: the larger of the first convolution's pipeline, and, later in the same
+    memory, the intermediate tile and the second convolution's staging tile, each with a table of n words.
     """
     t = tactic.gemm
     return max(t.stages * conv_gemm.stage_bytes(tactic), 2 * (t.m * t.n * 2 + t.n * 4))
@@ -83,7 +86,7 @@ def shared_bytes(tactic: Tactic) -> int:
 
 def launches(p: BackToBackProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     one, two, t = p.first, p.second, tactic.gemm
-    # ConvParams of a single convolution from x to y that loads like the first and stores like the second.
+    # The kernel's struct has the ConvParams of one convolution that loads x as the first does, and stores y as the second does.
     whole, dense = replace(one, k=two.k, epilogue=replace(two.epilogue, bias=True)), on_kernel("conv_dense", tactic)
     of_two, of_one = conv_pointers(two, "2"), conv_pointers(one)
     args = conv_gemm.arguments(whole, dense, None, strided) | {name: of_two[name] for name in ("bias", "slope")}
@@ -97,22 +100,22 @@ def launches(p: BackToBackProblem, tactic: Tactic, strided: tuple[Strides, ...] 
 
 
 def pack(p: BackToBackProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Packs both convolutions' weights, bias and slope as conv_dense takes them; the second's names end in 2."""
+    """Returns both convolutions' weights, bias and slope, packed as for conv_dense; the second's section names end in 2."""
     dense = on_kernel("conv_dense", tactic)
     second = conv_gemm.pack(p.second, dense, {name: weights[name + "2"] for name in SECOND if name + "2" in weights})
     return conv_gemm.pack(p.first, dense, weights) | {name + "2": a for name, a in second.items()}
 
 
 def section_bytes(p: BackToBackProblem, tactic: Tactic) -> dict[str, int]:
-    """Bytes of the sections that `pack` makes."""
+    """Returns section name -> bytes of the sections that `pack` makes."""
     dense = on_kernel("conv_dense", tactic)
     second = conv_gemm.section_bytes(p.second, dense)
     return conv_gemm.section_bytes(p.first, dense) | {name + "2": n for name, n in second.items()}
 
 
 def counts(p: BackToBackProblem, tactic: Tactic, device: Device) -> Counts:
-    """Counts the first convolution as conv_dense does; its blocks then multiply by the second one's weights, which come from L2
-    into registers, with pixels in shared memory.
+    """Returns counts: the first convolution's as for conv_dense, then per turn the products with the second's weights, which
+    come from L2 into registers, and the pixels, which are in shared memory.
     """
     t, dense = tactic.gemm, on_kernel("conv_dense", tactic)
     of_first = replace(dense, ins=tactic.ins[:1], out=tactic.ins[0])
@@ -120,7 +123,7 @@ def counts(p: BackToBackProblem, tactic: Tactic, device: Device) -> Counts:
     blocks = -(-p.first.n * p.first.p * p.first.q // t.n)
     per_sm, turns = math.ceil(blocks / device.num_sms), -(-padded_channels(tactic.out.layout, p.second.k) // t.m)
     mma = t.m * t.n * 16 / tensor_rate(device, min(per_sm, 4) * t.warps_m * t.warps_n)
-    # One column of warps loads a step's weights from L2, as L1 has them for the others; each row of warps its pixels from smem.
+    # One column of warps loads a step's weights from L2, the others then find them in L1; each row of warps loads its pixels.
     step = throttled(device, mma) + max(mma, t.m * 32 / sm_l2(device, blocks), t.n * 32 * t.warps_m / SMEM_BYTES_PER_CLK)
     store = t.m * t.n * 2 * (2 if p.epilogue.residual else 1) / 64
     rounds = math.ceil(per_sm / conv_gemm.resident_blocks(of_first, device, p.first.prologue))

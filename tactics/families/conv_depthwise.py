@@ -1,17 +1,17 @@
 """Depthwise convolution (conv_depthwise.cu): patches of output pixels, launches, packing, time.
 
-Prediction: a block costs the largest of
+Prediction: a block takes the largest of these times
 
-    issue     products, conversions, loads and address arithmetic of its threads, 128 per clock and SM where enough warps fit
-    tensor    of tensor cores: products of 16 pixels of a row with a band matrix, zeros included
-    l1        bytes its threads load, overlaps included, and a wavefront per weight and warp, 128 bytes per clock; where the
+    issue     instructions of its threads (products, conversions, loads, addresses): 128 per clock and SM if enough warps fit
+    tensor    products of tensor cores: 16 pixels of a row with a band matrix, zeros included
+    l1        bytes that its threads load, overlaps included, and a wavefront per weight and warp, 128 bytes per clock; if the
               patch is copied to shared memory, the copy and the warps' loads from there
     l2        bytes that its patch reads and writes, halo included, at the SM's share of L2 bandwidth
 
 plus its latency (a thread waits once per input row), which other resident blocks hide. On tensor cores the first three add up:
-blocks that begin together copy, multiply and store together. This sum, and a clock for each line of 128 bytes that a warp's
-access meets, explain an H200's times of the kernel's first form (stride 1: 0.96 of them in the median, 0.80 to 1.04); the
-largest alone is 1.9 times too fast.
+blocks that begin together copy, multiply and store together. This sum, with a clock for each line of 128 bytes that a warp's
+access touches, predicts 0.96 of an H200's times in the median (0.80 to 1.04; the kernel's first version, stride 1); the largest
+of the three by itself is 1.9 times too fast.
 """
 
 import math
@@ -41,35 +41,34 @@ from tactics.step import (
 )
 from tactics.tactic import Only, Patch, Tactic, restrict, tactic_of
 
-STATIC_SMEM = 48 * 1024  # bytes of weights, at most
+STATIC_SMEM = 48 * 1024  # the most bytes of static shared memory, which holds the weights
 # The most columns of input that registers hold at once, and the most taps of a channel that fit shared memory with its vectors.
 MOST_COLUMNS, MOST_TAPS = 32, 12_000
-SLICE = {8: 8, 1: 16}  # columns of a larger filter at once, by a thread's channels
-# Registers of staged tactics by the most sums and input columns, bounded so that other blocks hide a block's latency.
+SLICE = {8: 8, 1: 16}  # channels of a thread -> columns of a larger filter that it takes at once
+# Sums and input columns of a thread, at most -> registers of a staged tactic, few enough for other blocks to hide latency.
 STAGED_REGISTERS = {54: 72, 60: 80, 70: 96, 106: 128, 10**9: 168}
-MAX_REGISTERS = 240  # by the estimate below; above it the compiler begins to spill
-ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # the share of an SM's issue slots that is used at most; by each of its warps
+MAX_REGISTERS = 240  # of a thread, as _registers estimates them; the compiler spills above it
+ISSUE_EFFICIENCY, ISSUE_PER_WARP = 0.8, 0.065  # the share of an SM's issue slots used by all of its warps at most; by one warp
 L1_BYTES_PER_CLK = 128
-# Instructions of a thread that copies 8 columns of 8 channels, transposed, to shared memory, by its machine code.
+# Instructions, by the machine code, with which a thread copies 8 columns of 8 channels, transposed, to shared memory.
 COPY_INSTRUCTIONS = 121
-STORE_INSTRUCTIONS = 13  # of a thread that stores 8 channels of a pixel from there
-L1_LATENCY_CLK = 250  # of an input row: most of its columns are another thread's too
+STORE_INSTRUCTIONS = 13  # with which a thread stores 8 channels of a pixel from there
+L1_LATENCY_CLK = 250  # of an input row, most of whose columns other threads load too
 EPILOGUE_CLK = 300
-# Fitted to half of an H200's times (benchmarks/our_times.py); of other GPUs nothing is known. Without a stride a staged block
+# Fitted to half of an H200's times (benchmarks/our_times.py); other GPUs were not measured. Without a stride a staged block
 # waits for issue slots and for shared memory in turn (root of the sum of squares), and for memory once a launch.
-MEASURED_ON, SCALAR_LATENCY = ("sm_90a",), 1.4  # the latter: factor on latencies of blocks that load straight from memory
-STAGED_ISSUE = ((1.0, 0.045), (0.85, 0.057))  # (issue slots of an SM at most, by each warp), without and with a stride
-STAGED_OF_FEW = 0.18  # times the root of the number of warps: the issue slots that a few warps use at least
+MEASURED_ON, SCALAR_LATENCY = ("sm_90a",), 1.4  # SCALAR_LATENCY: factor on the latency of blocks that load straight from memory
+STAGED_ISSUE = ((1.0, 0.045), (0.85, 0.057))  # (ISSUE_EFFICIENCY, ISSUE_PER_WARP) of staged blocks, without and with a stride
+STAGED_OF_FEW = 0.18  # n warps use at least this times sqrt(n) of the issue slots
 
-# Small patches for small images and many blocks, large ones where the window's reach would make a small one's halo costly;
-# multiples of 7 fit the images of networks that began at 224.
+# Small patches suit small images and give many blocks, large ones have less halo with large filters; multiples of 7 fit images
+# of 224 pixels divided by powers of 2.
 # fmt: off
 VECTOR_PATCHES = tuple(
     Patch(*t)
     for t in ((64, 8, 8, 2, 4), (32, 16, 16, 2, 4), (16, 28, 28, 2, 4), (16, 32, 32, 2, 4))
 )
-# Blocks that first copy their input patch to shared memory: many small tiles, of few channels each, so that a thread needs
-# few registers.
+# Patches of blocks that first copy their input to shared memory: a thread's tile is small and so needs few registers.
 STAGED_PATCHES = tuple(
     Patch(*t)
     for t in (
@@ -77,14 +76,14 @@ STAGED_PATCHES = tuple(
         (16, 28, 28, 4, 7), (64, 14, 14, 2, 7),
     )
 )
-# For tensor cores: a warp has 8 channels of up to 16 tiles, which are 8 wide and as high as registers allow.
+# Patches for tensor cores: a warp has 8 channels of up to 16 tiles, each 8 wide and as high as registers allow.
 TENSOR_PATCHES = tuple(
     Patch(*t, mma=True)
     for t in ((32, 28, 32, 7, 8), (16, 28, 32, 7, 8), (32, 56, 16, 7, 8), (16, 16, 32, 4, 8), (32, 14, 16, 2, 8))
 )
 # fmt: on
 HWC_PATCHES, STAGED = VECTOR_PATCHES + STAGED_PATCHES + TENSOR_PATCHES, frozenset(STAGED_PATCHES)
-# A linear image is read along its rows: wide patches waste least of a row's first and last sector.
+# Patches of a linear image, which is read along its rows: a wide patch wastes least of a row's first and last sector.
 LINEAR_PATCHES = tuple(
     Patch(*t) for t in ((16, 8, 8, 8, 1), (8, 16, 16, 8, 1), (2, 32, 32, 8, 1), (1, 32, 64, 8, 1), (1, 16, 128, 8, 1))
 )
@@ -97,8 +96,7 @@ CASES = {
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float | None = None) -> Candidates:
-    """Yields (tactic or family, reason against it or None). `limit`: of `halo`, instead of `halo_limit`. `only`: just this
-    patch."""
+    """Yields (tactic or kernel, reason against it or None). `limit`: of `halo`, by default `halo_limit`; `only`: one patch."""
     if p.groups != p.c or p.c == 1:
         yield "conv_depthwise", unsupported(f"not depthwise: {p.groups} groups of {p.c} channels")
         return
@@ -106,7 +104,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
         yield "conv_depthwise", unsupported(why)
         return
     limit = limit or (math.inf if only else halo_limit(p))
-    known: dict[tuple[Patch, bool], str] = {}  # reasons against a patch, for all other formats
+    known: dict[tuple[Patch, bool], str] = {}  # (patch, input is linear) -> the reason against it, the same for all formats
     for x, y in product(HALF_FORMATS, HALF_FORMATS):
         for patch in restrict("conv_depthwise", LINEAR_PATCHES if linear(x) else HWC_PATCHES, only):
             tactic = tactic_of("conv_depthwise", patch, (x, y) if p.epilogue.residual else (x,), y)
@@ -119,7 +117,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None, limit: float |
 
 
 def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
-    """Why this patch cannot or should not run, or ""."""
+    """Returns why this patch cannot run, or is too wasteful, or ""."""
     patch = tactic.patch
     columns = (patch.tw - 1) * lattice(p)[1][1] + (sliced(p, tactic) or p.s)
     registers, smem = _registers(p, tactic), _smem(p, tactic)
@@ -137,16 +135,16 @@ def reason(p: ConvProblem, tactic: Tactic, device: Device, limit: float) -> str:
         return f"needs {whole} bytes of shared memory, a block has at most {device.smem_per_block}"
     if smem > STATIC_SMEM:
         return f"needs {smem} bytes of shared memory for weights, at most {STATIC_SMEM} bytes fit"
-    if staged(tactic):  # halos come again from L2, by copies that no thread waits for
+    if staged(tactic):  # halos are read again from L2 by asynchronous copies, so more halo is allowed
         limit = 4 * limit - 3
-    often = limit < math.inf and not linear(tactic.ins[0]) and not sliced(p, tactic)  # then arithmetic takes longer
+    often = limit < math.inf and not linear(tactic.ins[0]) and not sliced(p, tactic)  # else arithmetic takes longer than loads
     if often and halo(p, patch) > limit:
         return f"its blocks read and write the tensors {halo(p, patch):.2f} times, more than the limit of {limit:.2f} times"
     return ""
 
 
 def vector(tactic: Tactic) -> int:
-    """Returns the channels per access."""
+    """Returns the number of channels that a thread loads or stores in one access."""
     if staged(tactic):
         return 4 if tactic.patch.th * tactic.patch.tw <= 8 else 2
     return 1 if linear(tactic.ins[0]) else 8
@@ -157,7 +155,8 @@ def staged(tactic: Tactic) -> bool:
 
 
 def sliced(p: ConvProblem, tactic: Tactic) -> int:
-    """Returns the filter columns that a thread takes at once, with weights from L1, if the whole does not fit; else 0."""
+    """Returns the number of filter columns that a thread takes at once, with weights from L1, if a filter is too large, or
+    0."""
     fits = p.s <= MOST_COLUMNS and p.r * p.s <= MOST_TAPS
     return 0 if fits or tactic.patch.mma or staged(tactic) else min(p.s, SLICE[vector(tactic)])
 
@@ -170,7 +169,8 @@ def threads(tactic: Tactic) -> int:
 
 def lattice(p: ConvProblem) -> tuple[tuple[int, int], tuple[int, int]]:
     """Splits a dilated convolution into interleaved ones without dilation: returns ((step along h, w), (stride E along h, w)).
-    Their outputs lie `step` apart; E is in pixels a dilation apart. Dilation 2, stride 1 (even and odd rows): step 2, E 1."""
+    Outputs of one lie `step` pixels apart, its inputs a dilation apart, E of them per output. Dilation 2, stride 1: step 2, E
+    1."""
     (stride_h, stride_w), (dil_h, dil_w) = p.stride, p.dilation
     h, w = math.gcd(stride_h, dil_h), math.gcd(stride_w, dil_w)
     return (dil_h // h, dil_w // w), (stride_h // h, stride_w // w)
@@ -185,7 +185,7 @@ def tiles(p: ConvProblem, patch: Patch) -> tuple[tuple[int, int], tuple[int, int
 
 @lru_cache(maxsize=4096)
 def _read(p: ConvProblem, patch: Patch) -> tuple[int, int]:
-    """Counts pixels of an image's input: (pixels that its blocks read, pixels that some output needs)."""
+    """Returns (pixels of an image that its blocks read, overlaps counted again; pixels that some output needs)."""
     covered, once = 1, 1
     for size, out, reach, pad, stride, dil, step, extent in zip(
         (p.h, p.w), (p.p, p.q), (p.r, p.s), p.pad[:2], p.stride, p.dilation, lattice(p)[0], (patch.h, patch.w), strict=True
@@ -196,7 +196,7 @@ def _read(p: ConvProblem, patch: Patch) -> tuple[int, int]:
             for first in range(phase, out, step * extent):
                 outs = range(first, min(out, first + step * extent), step)
                 taps = reach
-                if step * stride <= reach * dil:  # the windows of all of them are one wider window
+                if step * stride <= reach * dil:  # the windows of all these outputs together are one wider window
                     outs, taps = outs[:1], reach + (outs[-1] - first) * stride // dil
                 ins = {at for o in outs for t in range(taps) if 0 <= (at := o * stride - pad + t * dil) < size}
                 read += len(ins)
@@ -206,7 +206,7 @@ def _read(p: ConvProblem, patch: Patch) -> tuple[int, int]:
 
 
 def halo(p: ConvProblem, patch: Patch) -> float:
-    """Returns the pixels that blocks read and write, over the tensors' pixels (of the input, those that some output needs)."""
+    """Returns (pixels that blocks read and write) / (pixels of the output, and of the input that some output needs)."""
     (covered, once), y = _read(p, patch), p.p * p.q * p.k / p.c
     return (covered + y) / (once + y)
 
@@ -218,7 +218,7 @@ def halo_limit(p: ConvProblem) -> float:
 
 
 def _smem(p: ConvProblem, tactic: Tactic) -> int:
-    """Bytes of static shared memory: taps, bias and slope in FP32; on tensor cores pairs of taps in FP16."""
+    """Returns the bytes of static shared memory: taps, bias and slope in FP32; on tensor cores pairs of taps in FP16."""
     parts = 2 if vector(tactic) == 8 else 1
     row = tactic.patch.channels * 4 // parts
     taps = 0 if tactic.patch.mma or sliced(p, tactic) else p.r * p.s
@@ -228,12 +228,12 @@ def _smem(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Bytes of a block's shared memory, static and dynamic."""
+    """Returns the bytes of a block's shared memory, static and dynamic."""
     return _smem(p, tactic) + patch_bytes(p, tactic)
 
 
 def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Bytes of dynamic shared memory for a block's input patch, as the kernel lays it out; 0 where it is not copied."""
+    """Returns the bytes of dynamic shared memory in which the kernel keeps a block's input patch; 0 if it is not copied."""
     t = tactic.patch
     if staged(tactic):
         return _staged_bytes(p, t)
@@ -245,8 +245,8 @@ def patch_bytes(p: ConvProblem, tactic: Tactic) -> int:
 
 @lru_cache
 def _band(least: int, rows: int, columns: int) -> int:
-    """Returns the least distance between rows of tiles, `least` or more units of 16 bytes, that puts eight neighbouring tiles
-    into different banks, as eight lanes address them at once."""
+    """Returns the least distance between rows of tiles, in units of 16 bytes and at least `least`, with which any eight
+    neighbouring tiles, which eight lanes address at once, are in different banks."""
 
     def apart(band: int) -> bool:
         begin = [(row * band + column) % 8 for row, column in product(range(rows), range(columns))]
@@ -256,7 +256,7 @@ def _band(least: int, rows: int, columns: int) -> int:
 
 
 def _staged_bytes(p: ConvProblem, t: Patch) -> int:
-    """`patch_bytes` without tensor cores: tiles lie an odd number of pixels apart if a pixel does not fill the banks."""
+    """Returns `patch_bytes` of a staged patch: tiles lie an odd number of pixels apart if a pixel does not fill the banks."""
     e_h, e_w = lattice(p)[1]
     turn, rows, columns, across = max(1, 64 // t.channels), t.th * e_h, t.tw * e_w, t.w // t.tw
     pitch = columns | 1 if turn > 1 else columns
@@ -267,7 +267,7 @@ def _staged_bytes(p: ConvProblem, t: Patch) -> int:
 
 
 def _registers(p: ConvProblem, tactic: Tactic) -> int:
-    """Estimates the registers per thread: sums, an input row as halfs and half of it as floats, addresses."""
+    """Returns an estimate of a thread's registers: sums, an input row in FP16 and half of it in FP32, addresses."""
     t, vec = tactic.patch, vector(tactic)
     columns = (t.tw - 1) * lattice(p)[1][1] + (sliced(p, tactic) or p.s)
     if staged(tactic):
@@ -286,7 +286,7 @@ def launches(
     strided: tuple[Strides, ...] | None = None,
     share: Share | None = None,
 ) -> tuple[Launch, ...]:
-    """Returns one launch. `store`: a ConvTranspose's phase; `strided`: tensors inside others; `share`: see conv_scaled."""
+    """Returns one launch. `store`: of a ConvTranspose's phase; `strided`: tensors inside others; `share`: see conv_scaled."""
     t, vec, multiplier = tactic.patch, vector(tactic), p.k // p.c
     (steps, (e_h, e_w)), (counts, phases) = lattice(p), tiles(p, t)
     values = {
@@ -321,24 +321,24 @@ def blocks_of(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def _pitch(p: ConvProblem) -> int:
-    """Returns the number of channels in a row of packed weights, padded to whole sectors."""
+    """Returns the number of channels in a row of packed weights: k padded to whole sectors."""
     return padded_channels("hwc16", p.k)
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Packs weights [K,1,R,S] as FP16 [R*S][K padded to 16]; bias and slope as FP32 [K padded to 16]."""
+    """Returns weights [K,1,R,S] as FP16 [R*S][K padded to 16]; bias and slope as FP32 [K padded to 16]."""
     w = np.zeros((p.r * p.s, _pitch(p)), np.float16)
     w[:, : p.k] = np.asarray(weights["w"], np.float16).reshape(p.k, p.r * p.s).T
     return {"w": w.reshape(-1)} | vector_sections(p, weights, _pitch(p))
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Returns the bytes of the sections that `pack` makes."""
+    """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     return {"w": p.r * p.s * _pitch(p) * 2} | dict.fromkeys(p.epilogue.vectors, 4 * _pitch(p))
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, float, int] = (0, 0, 0)) -> Counts:
-    """Counts bytes and clocks. `more`: a Share's instructions per thread, clocks per block, bytes of shared memory."""
+    """Returns counts of the launch. `more`: a Share's (instructions per thread, clocks per block, bytes of shared memory)."""
     t, size, blocks = tactic.patch, threads(tactic), p.n * blocks_of(p, tactic)
     _, (e_h, e_w) = lattice(p)
     at_once = resident(device, size, _registers(p, tactic), shared_bytes(p, tactic) + more[2])
@@ -353,19 +353,19 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
         alone = (1 + turns) * LATENCY_CLK + EPILOGUE_CLK  # filters, and the patch
     elif staged(tactic):
         clk = _staged(p, tactic, size, rows)
-        alone = 2 * LATENCY_CLK + EPILOGUE_CLK  # weights and patch, together, and where the block lies
+        alone = 2 * LATENCY_CLK + EPILOGUE_CLK  # weights and patch together, after the block's place is known
     else:
         columns, turns = sliced(p, tactic), 1
-        if columns:  # in turns, for a slice's input and for its weights; rows outside of the image cost nothing
+        if columns:  # a slice's input and its weights are loaded in turn; rows outside of the image cost nothing
             rows, turns = min(rows, p.h), 2 * math.ceil(p.s / columns)
         clk = _scalar(p, tactic, size, rows)
-        alone = 2 * LATENCY_CLK + rows * turns * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row come from afar
+        alone = 2 * LATENCY_CLK + rows * turns * L1_LATENCY_CLK + EPILOGUE_CLK  # weights and the first row are not in L1
     read = _read(p, t)[0] * p.n * padded_channels("hwc8", p.c) * 2 / blocks * _straddle(tactic.ins[0], p.c, t.channels)
-    read += 2 * p.r * p.s * t.channels * (sliced(p, tactic) > 0)  # weights that shared memory does not keep
+    read += 2 * p.r * p.s * t.channels * (sliced(p, tactic) > 0)  # weights that are not in shared memory
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
     clk["issue"] += size * more[0] / 128
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
-    # One block's own instructions do not overlap with its latency; those of the others do.
+    # A block's own instructions do not overlap with its latency, other blocks' instructions do.
     rounds, warps = partial(rounds_us, device, clk, blocks, at_once), math.ceil(size / 32)
     if t.mma:
         us = rounds(Spent(max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]), alone + more[1]))
@@ -385,28 +385,28 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
 
 
 def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, int]:
-    """Counts on tensor cores: (instructions of a thread, a block's clocks of the port to shared memory and L1, products of a
-    warp including zeros, how often a thread waits for memory while it copies its patch)."""
+    """Returns, for tensor cores, (instructions of a thread, clocks of a block at the port to shared memory and L1, products of
+    a warp including zeros, how often a thread waits for memory while it copies its patch)."""
     height, units, fours = t.h - 1 + p.r, t.w // 8 + 1, math.ceil(p.r / 4)
     products, fragments = 8 * t.th * p.r, 8 * (t.th - 1 + p.r)
-    filters = 8 * (fours + 1 + 2 * p.r)  # loads, and which words of a row have taps
+    filters = 8 * (fours + 1 + 2 * p.r)  # loads, and masks of the words of a row that have taps
     copies = height * units / 32  # of a thread: 8 columns of 8 channels each
     outputs = 4 * t.th  # pixels of a thread, 8 channels each, as products leave them
-    stores = t.h * t.w / 32  # the same, as they are stored
-    each = 0.5 + epilogue_instructions(p) + 5 * p.epilogue.residual  # of an output, by machine code
-    if {p.epilogue.act.name, p.epilogue.last.name} & {"clip", "hard_sigmoid"}:  # a look for NaN
+    stores = t.h * t.w / 32  # pixels that a thread stores
+    each = 0.5 + epilogue_instructions(p) + 5 * p.epilogue.residual  # instructions for an output, by machine code
+    if {p.epilogue.act.name, p.epilogue.last.name} & {"clip", "hard_sigmoid"}:  # a test for NaN
         each += 2
     epilogue = outputs * (8 * each + 1 + 12 * p.epilogue.residual) + stores * STORE_INSTRUCTIONS
     staging = copies * COPY_INSTRUCTIONS + fours * (5 * p.s + 30)
     instructions = products + fragments + filters + epilogue + staging + 430
     warp = 4 * fragments + 8 * (4 * fours + 1) + copies * 32 + 4 * outputs + 4 * stores
-    # A clock for each line of 128 bytes that an access meets: a pixel's, of residuals twice each lane's.
+    # A clock for each line of 128 bytes that a warp's access touches: one per pixel, for residuals two per lane.
     lines = height * (t.w - 1 + p.s) + t.h * t.w * (1 + t.channels / 4 * p.epilogue.residual)
     return instructions, size / 32 * warp + lines, products * 16 * 8 * 16, math.ceil(copies / (3 if t.th > 4 else 2))
 
 
 def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
-    """Clocks of a block whose input patch is in shared memory, by resource; instructions are those of the machine code."""
+    """Returns resource -> clocks of a block whose input patch is in shared memory, by the instructions of its machine code."""
     t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
     columns, filters, outputs = (t.tw - 1) * e_w + p.s, t.th * p.r, t.th * t.tw
     copies = patch_bytes(p, tactic) / 16 / size
@@ -421,11 +421,11 @@ def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, f
 
 
 def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:
-    """Clocks of a block without tensor cores, by resource."""
+    """Returns resource -> clocks of a block that loads straight from memory, without tensor cores."""
     t, vec, e_w = tactic.patch, vector(tactic), lattice(p)[1][1]
     slices, outputs, taps, each_weight = math.ceil(p.s / (sliced(p, tactic) or p.s)), t.th * t.tw, float(p.r * p.s), 1.5
     columns = slices * (t.tw - 1) * e_w + p.s
-    if sliced(p, tactic):  # weights have addresses and are converted; of filter rows those that lie over the image
+    if sliced(p, tactic):  # weights need addresses and conversions; filter rows outside of the image cost nothing
         taps, each_weight = min(p.r, rows * min(1, p.r / t.th)) * p.s, 3.5 + min(vec, 4)
     weight_loads = t.th * taps * (2 if vec == 8 else 1)
     extra = 15 if p.k > p.c and vec == 8 else 0
@@ -439,12 +439,12 @@ def _scalar(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, f
 
 
 def _straddle(fmt: Format, c: int, channels: int) -> float:
-    """Bytes of the touched sectors / bytes used, where a block takes `channels` of a pixel's `c`: pixels an odd number of 16
-    bytes apart let every second block begin in the middle of a sector."""
+    """Returns (bytes of the touched sectors) / (bytes used) for a block that takes `channels` of a pixel's `c` channels: if
+    pixels are an odd number of 16 bytes apart, every second block begins in the middle of a sector."""
     odd = not LAYOUTS[fmt.layout].blocked and padded_channels(fmt.layout, c) % 16 and channels < c
     return 1 + 8 / channels if odd else 1.0
 
 
 def weight_bytes(p: ConvProblem) -> int:
-    """Bytes of packed weights and bias."""
+    """Returns the bytes of packed weights and bias."""
     return _pitch(p) * (p.r * p.s * 2 + 4)

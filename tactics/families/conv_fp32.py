@@ -1,8 +1,8 @@
 """Convolution in FP32 on CUDA cores (conv_fp32.cu), for tensors that FP16 cannot hold: launches, packing, time.
 
-Prediction: the threads' products at the CUDA cores' rate, or all their instructions; activations go through L2 once for each
-tile of output channels, which neighbouring blocks share. Where SMs would be idle, several threads share a pixel's input
-channels.
+Prediction: the largest of the times of all products at the CUDA cores' rate, of all instructions, of L1's and L2's traffic (the
+input is read once for each tile of output channels), and of latencies. If SMs would be idle, several threads share the input
+channels of a pixel.
 """
 
 import math
@@ -20,18 +20,19 @@ from tactics.step import Launch, Store, conv_args, epilogue_instructions, epilog
 from tactics.tactic import Tactic
 
 THREADS = 128
-PIXELS = 4  # of a thread, where there are enough threads
+PIXELS = 4  # output pixels of a thread, if that leaves ENOUGH threads; else 1
 ENOUGH = 256 * THREADS  # threads: two blocks for each of 128 SMs
-SPLITS = (1, 8, 32, 128)  # threads that share a pixel
-RESIDENT = {1: 7, PIXELS: 4}  # blocks of an SM, by the pixels of a thread: registers
-AHEAD, STEP_CLK = 4, 480  # channels whose loads a thread has in flight; clocks that it waits for these, by an H200's times
-JOIN_CLK = 150  # of a block: shuffles, a barrier, sums in shared memory
-ISSUE_PER_CLK = 128  # instructions of one thread each that an SM issues: one warp in each of its four parts
+SPLITS = (1, 8, 32, 128)  # the numbers of threads that may share a pixel
+RESIDENT = {1: 7, PIXELS: 4}  # pixels of a thread -> blocks that fit on an SM by their registers
+# Channels whose loads a thread has in flight; clocks that it waits for them, fitted to an H200's times.
+AHEAD, STEP_CLK = 4, 480
+JOIN_CLK = 150  # clocks in which a block joins the sums of threads that share a pixel: shuffles, a barrier, shared memory
+ISSUE_PER_CLK = 128  # instructions of threads that an SM issues per clock: a warp's in each of its four parts
 CASES = {"conv_fp32": (ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=RELU, sparse24=True),)}
 
 
 def _channels(p: ConvProblem) -> int:
-    """Returns how many output channels, all of one group, a thread computes."""
+    """Returns the number of output channels, all of one group, that a thread computes."""
     mine = p.k // p.groups
     return 1 if mine == 1 else 4 if mine <= 4 else 8
 
@@ -42,7 +43,7 @@ def _tiles(p: ConvProblem) -> int:
 
 
 def _pixels(p: ConvProblem) -> int:
-    """Returns how many output pixels a thread computes."""
+    """Returns the number of output pixels that a thread computes."""
     return PIXELS if _threads(p) >= PIXELS * ENOUGH else 1
 
 
@@ -52,8 +53,8 @@ def _threads(p: ConvProblem) -> int:
 
 
 def _split(p: ConvProblem) -> int:
-    """Returns how many threads share an output pixel: enough that ENOUGH threads are at work, but each has at least 4 input
-    channels and one final sum.
+    """Returns the number of threads that share an output pixel: the first of SPLITS that gives ENOUGH threads, but each thread
+    keeps at least 4 input channels and one final sum.
     """
     usable = [split for split in SPLITS if split == 1 or (4 * split <= p.c // p.groups and split >= _channels(p))]
     return next((split for split in usable if split * _threads(p) >= ENOUGH), usable[-1])
@@ -82,7 +83,7 @@ def launches(
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Packs weights [K,C/g,R,S] as FP32 [group][tile][R][S][C/g][channels of a thread]; bias and slope as FP32 [K]."""
+    """Returns weights [K,C/g,R,S] as FP32 [group][tile][R][S][C/g][channels of a thread]; bias and slope as FP32 [K]."""
     mine, cg, wide = p.k // p.groups, p.c // p.groups, _channels(p)
     w = np.zeros((p.groups, _tiles(p) * wide, cg, p.r, p.s), np.float32)
     w[:, :mine] = np.asarray(weights["w"], np.float32).reshape(p.groups, mine, cg, p.r, p.s)
@@ -91,7 +92,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Returns the bytes of the sections that `pack` makes."""
+    """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     w = p.groups * _tiles(p) * _channels(p) * (p.c // p.groups) * p.r * p.s * 4
     return {"w": w} | dict.fromkeys(p.epilogue.vectors, 4 * p.k)
 
@@ -101,10 +102,11 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
     (launch,), split = launches(p, tactic), _split(p)
     blocks, steps = launch.grid[0], p.r * p.s * math.ceil(p.c / p.groups / split)
     products = wide * deep * steps
-    # A step of the inner loop: its products, per pixel a load with its test, conversion and address, the weights, the loop.
+    # A step of the inner loop has its products; 5 per pixel for a load, its test, conversion and address; the weights; the
+    # loop.
     instructions = products + steps * (5 * deep + -(-wide // 4) + 6) + p.r * p.s * 15 * deep
     instructions += (30 + epilogue_instructions(p)) * wide * deep
-    parts = max(1, split * 32 // THREADS)  # of a warp, each with input channels of its own
+    parts = max(1, split * 32 // THREADS)  # parts of a warp that have different input channels
     lines = deep * (parts if p.h * p.w > 1 else 1) + max(2 if wide == 8 else 1, parts * wide * 4 / 128)
     waves, clk_us = math.ceil(blocks / device.num_sms), 1 / device.clock_mhz
     rounds, ahead = math.ceil(waves / RESIDENT[deep]), min(AHEAD, math.ceil(p.c / p.groups / split))
@@ -116,7 +118,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
         "l2": moved_us(device, x + added, y, weights)["l2"] + again,
         "alu": waves * THREADS * products / device.fp32_fma_per_clk * clk_us,
         "issue": waves * THREADS * instructions / ISSUE_PER_CLK * clk_us,
-        "l1": waves * THREADS / 32 * steps * lines * clk_us,  # a clock for each line of 128 bytes that a warp's access meets
+        "l1": waves * THREADS / 32 * steps * lines * clk_us,  # a clock for each line of 128 bytes that a warp's access touches
         "latency": rounds * (2 * LATENCY_CLK + steps / ahead * STEP_CLK + JOIN_CLK * (split > 1)) * clk_us,
     }
     return Counts(x + added, y, weights, limits)

@@ -1,6 +1,6 @@
 """Convolution as an implicit GEMM on mma.sync (conv_dense.cu) and mma.sp (conv_sparse24.cu): tiles, launches, packing, time.
 
-Prediction: an SM works through its share of the blocks; per pipeline stage a block costs the combined time of these limits
+Prediction: an SM computes its share of the blocks; per pipeline stage a block takes the combined time of these limits
 
     main loop   m*n*k products at the share of the tensor cores' peak that is simulated from its machine code (main_loops)
     L2          the stage's bytes at the SM's share of L2 bandwidth
@@ -67,16 +67,16 @@ TILES = {"conv_dense": DENSE_TILES, "conv_sparse24": SPARSE_TILES}
 SPLITS = (2, 3, 4, 6, 8, 12, 16)
 MAX_TAPS = 15  # rows and columns of a kernel, for vector inputs (include/pixels.cuh)
 GATE_BYTES = 128  # of a stage, for gates
-NORM_CLK = 150  # of a block, from its last product to normalized sums: two barriers, a table written and read
+NORM_CLK = 150  # clocks of a block from its last product to normalized sums: two barriers, a table written and read
 PLAIN = Prologue()
-# Latency of weights from DRAM, behind all other blocks': fits to products on an A100 give 361 clocks for each of three stages.
+# Clocks until weights arrive from DRAM behind other blocks' loads: 361 per stage, for three, fitted to products on an A100.
 LOADED_LATENCY_CLK = 1080
-FILL_CLK = 1300  # fitted to products on an A100; first loads of a block: address arithmetic, DRAM and L2 latency, barriers
-EARLY_CLK = 500  # of these before the launch ahead has ended, where launches may begin early: addresses, weights from DRAM
+FILL_CLK = 1300  # clocks of a block's first loads (addresses, DRAM and L2 latency, barriers), fitted to products on an A100
+EARLY_CLK = 500  # the part of FILL_CLK that a launch that may begin early spends before the launch ahead has ended
 EPILOGUE_CLK = 1000
-STORED_AGAIN = {"sm_90a": 1}  # vectors of outputs and residuals count so often more, as an H200 took them; others untimed
-OUTPUT_INSTRUCTIONS = 6  # of an output: bias, activation, bounds, packing, to shared memory and back
-# Problems on which gpu-runtime doctor runs each kernel: small, of sizes that fit no tile.
+STORED_AGAIN = {"sm_90a": 1}  # sm -> how many times more stored vectors and residuals count, fitted to an H200's times
+OUTPUT_INSTRUCTIONS = 6  # instructions for an output: bias, activation, bounds, packing, to shared memory and back
+# Problems on which gpu-runtime doctor runs each kernel: small, and no size is a multiple of a tile's.
 CASES = dict.fromkeys(
     ("conv_dense", "conv_sparse24"),
     (
@@ -91,7 +91,7 @@ CASES = dict.fromkeys(
 
 
 def not_sparse(p: ConvProblem | ConvTransposeProblem) -> Reason | None:
-    """Why no sparse tactic may run these weights; None if one may."""
+    """Returns why no sparse tactic may run these weights; None if one may."""
     channels = p.c // p.groups
     if channels % 4:
         return Reason.of("grouped_conv" if p.groups != 1 else "channels_not_multiple_of_4", channels=channels)
@@ -110,7 +110,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
     dense_only = not_sparse(p)
     if dense_only:
         yield "conv_sparse24", dense_only
-    known: dict[tuple[str, Tile, Format], tuple[Tile, ...]] = {}  # by the output: a tile's ways to share its work among blocks
+    known: dict[tuple[str, Tile, Format], tuple[Tile, ...]] = {}  # (kernel, tile, output's format) -> split-K, stream-K tiles
     for kernel in ("conv_dense",) if dense_only else ("conv_dense", "conv_sparse24"):
         for tactic, reason in _of_tiles(kernel, only, p.epilogue.residual, p.prologue, device):
             reason = reason or problem_reason(p, tactic)
@@ -126,7 +126,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
 
 @lru_cache(maxsize=512)
 def _of_tiles(kernel: str, only: Only, residual: bool, prologue: Prologue, device: Device) -> tuple[tuple[Tactic, str], ...]:
-    """Every tile in all formats, with the reason against it or "", whatever the problem's sizes."""
+    """Returns (tactic, reason against it or "") for every tile and format, without the reasons from the problem's sizes."""
     found = []
     for tile, x, y in product(restrict(kernel, TILES[kernel], only), HALF_FORMATS, HALF_FORMATS):
         tactic = tactic_of(kernel, tile, (x, *((y,) if residual else ()), *((x,) if prologue.gated else ())), y)
@@ -135,7 +135,7 @@ def _of_tiles(kernel: str, only: Only, residual: bool, prologue: Prologue, devic
 
 
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """Returns the tile with split-K values that may pay: tiles leave half of the GPU idle, and each block keeps two stages."""
+    """Returns the tile with split-K values worth trying: if tiles leave half of the GPU idle; a block keeps two stages."""
     tiles, stages = num_tiles(p, tactic), merged(p).k // tactic.gemm.k
     if p.prologue.normalized or 2 * tiles > device.num_sms:
         return ()
@@ -144,7 +144,7 @@ def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
 
 
 def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
-    """Returns the tile with stream-K values that may pay: the last round idles a tenth of the time, blocks keep two stages."""
+    """Returns the tile with a stream-K value if it is worth trying: a tenth of the time is idle in the last round of blocks."""
     m, t = merged(p), tactic.gemm
     tiles, stages = num_tiles(p, tactic), m.k // t.k
     blocks = device.num_sms * resident_blocks(tactic, device)
@@ -156,7 +156,7 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
 
 
 def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
-    """Why this tactic cannot run this problem, or ""."""
+    """Returns why this tactic cannot run this problem, or ""."""
     m = merged(p)
     if linear(tactic.ins[0]) and p.prologue.needs:
         return "the input's scale and shift, gate or norm are applied to whole vectors"
@@ -180,7 +180,7 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
 
 
 def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> str:
-    """Why this tile cannot run on the device, or ""."""
+    """Returns why this tile cannot run on the device, or ""."""
     tile = tactic.gemm
     if why := no_room(conv_smem(tactic, prologue), device):
         return why
@@ -195,8 +195,8 @@ def tile_reason(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> s
 
 
 def conv_smem(tactic: Tactic, prologue: Prologue = PLAIN) -> int:
-    """Bytes of dynamic shared memory: the pipeline, or in its place the epilogue's staging tile; an early residual's table lies
-    behind both."""
+    """Returns the bytes of dynamic shared memory: the larger of the pipeline and, later in the same memory, the epilogue's
+    staging tile with a table of rows; an early residual's table is in addition to both."""
     t = tactic.gemm
     constants = 4 * t.k if prologue.scaled else GATE_BYTES if prologue.gated else 0
     pipeline, staging, table = t.stages * (stage_bytes(tactic) + constants), staging_bytes(tactic), t.n * 4
@@ -204,7 +204,7 @@ def conv_smem(tactic: Tactic, prologue: Prologue = PLAIN) -> int:
 
 
 def stage_bytes(tactic: Tactic) -> int:
-    """Bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels."""
+    """Returns the bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels."""
     t = tactic.gemm
     a = t.m * t.k * 2
     return (a // 2 + sparse24.metadata_bytes(t.m, t.k) if tactic.sparse else a) + t.n * t.k * 2
@@ -227,13 +227,13 @@ def launches(
 
 
 def own_store(p: ConvProblem) -> Store | None:
-    """Returns the store of a depth-to-space or an upsampled residual; None if the GEMM's pixels are y's pixels in order."""
+    """Returns the Store for a depth-to-space or an upsampled residual; None if the GEMM's pixels are y's pixels in order."""
     end = p.epilogue
     return Store(p.out_shape, step=(end.d2s, end.d2s)) if end.d2s > 1 or end.up > 1 else None
 
 
 def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int]:
-    """The compile-time values; a feature that only some layers have is named only where it is used."""
+    """Returns the kernel's compile-time values; values of rare features are left out if the layer lacks them."""
     t, x, y = tactic.gemm, tactic.ins[0], tactic.out
     return {
         **t.values,
@@ -251,7 +251,7 @@ def values(p: ConvProblem, tactic: Tactic, store: Store | None) -> dict[str, int
 
 
 def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tuple[Strides, ...] | None) -> Args:
-    """The members of the struct ConvParams (include/conv.cuh), without those of a split K."""
+    """Returns the members of the struct ConvParams (include/conv.cuh), except the ones that only split-K and stream-K read."""
     m, x_fmt, y_fmt, up = merged(p), tactic.ins[0], tactic.out, p.epilogue.up
     one, (out, name) = m.one, (store.out, store.name) if store else (p.out_shape, "")
     residual, gate = p.in_shapes[1 : 1 + p.epilogue.residual], p.in_shapes[1 + p.epilogue.residual :]
@@ -283,14 +283,14 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
 
 
 def _gate(p: ConvProblem, s: Strides) -> Args:
-    """The arguments of the gate, which is the last input, and the bounds to which its product is clipped."""
+    """Returns the arguments for the gate, the last input, and the bounds to which its product is clipped."""
     low, high = (*p.prologue.act.params, 0.0, 0.0)[:2]
     strides_of = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v, g_group=_first_channel(s, merged(p).one.c))
     return {"gate": ("in", len(p.in_shapes) - 1), **strides_of, **floats(low=low, high=high)}
 
 
 def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
-    """Output tiles of a tactic, of all groups: its blocks, before K is split."""
+    """Returns the number of a tactic's output tiles in all groups, which is its number of blocks before K is split."""
     m, t = merged(p), tactic.gemm
     channels = padded_channels(tactic.out.layout, m.channels) if m.count == 1 else m.channels
     return m.parts * -(-(p.epilogue.d2s**2) * channels // t.m) * -(-m.pixels // t.n)
@@ -298,7 +298,7 @@ def num_tiles(p: ConvProblem, tactic: Tactic) -> int:
 
 @lru_cache(maxsize=1024)
 def row_order(p: ConvProblem, layout: str) -> tuple[int, ...]:
-    """The output channel of each row of the GEMM, -1 for a row of zeros (include/conv.cuh, D2S, says why this order)."""
+    """Returns the output channel of each row of the GEMM, -1 for a row of zeros (why this order: include/conv.cuh, D2S)."""
     b, dcr = p.epilogue.d2s, p.epilogue.d2s_mode == "dcr"
     if b == 1:
         return tuple(range(p.k))
@@ -318,12 +318,12 @@ def num_rows(p: ConvProblem, layout: str) -> int:
 
 
 def _first_channel(s: Strides, c: int) -> int:
-    """Returns the elements from a tensor's start to channel c, which starts a vector or whose pixel lies together."""
+    """Returns the number of elements before channel c, which must start a vector unless a pixel's channels are neighbours."""
     return (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Packs weights [K,C/g,R,S] as `matrix` arranges them, in fragment order; bias and slope in the same rows."""
+    """Returns weights [K,C/g,R,S] as `matrix` arranges them, in fragment order; bias and slope in the same order of rows."""
     m = merged(p)
     flat, vectors = matrix(p, tactic, weights, padded_channels("hwc8", m.one.c), m.k, 16)
     sections = sparse24.fragments(flat, tactic.sparse)
@@ -339,8 +339,8 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 def matrix(
     p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray], of_a_tap: int, k: int, of_rows: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Returns (weights of the merged groups as [count][rows][(r, s, c)], the epilogue's weights in the same rows) of weights
-    [K,C/g,R,S]. Rows are padded to a multiple of `of_rows`, c to `of_a_tap`, all of K to `k`."""
+    """Returns (weights [K,C/g,R,S] of the merged groups as [count][rows][(r, s, c)], the epilogue's vectors in the same order
+    of rows). Rows are padded to a multiple of `of_rows`, c to `of_a_tap`, and each row to `k` elements."""
     m, cg, kg = merged(p), p.c // p.groups, p.k // p.groups
     one = m.one
     order = np.array(row_order(one, tactic.out.layout))
@@ -356,7 +356,7 @@ def matrix(
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Returns the bytes of the sections that `pack` makes, from sizes alone."""
+    """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     m = merged(p)
     sections, row = dict(_fragments(p, tactic.out.layout, tactic.sparse)), m.count * _rows16(m.one, tactic.out.layout) * 4
     if p.prologue.scaled:
@@ -380,14 +380,14 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
 
 
 def alike(p: ConvProblem, tactic: Tactic) -> Tactic:
-    """Returns one tactic for all that take the same time: formats equally linear, with equal padding of channels."""
+    """Returns one tactic in place of all with the same predicted time: their formats are equally linear and equally padded."""
     ins = tuple(_plain(x, shape[1]) for x, shape in zip(tactic.ins, p.in_shapes, strict=True))
     return tactic_of(tactic.kernel, tactic.tile, ins, _plain(tactic.out, p.out_shape[1]))
 
 
 @lru_cache(maxsize=4096)
 def _plain(fmt: Format, channels: int) -> Format:
-    """Returns a format with which a block takes the same time: equally linear, with equal padding for this many channels."""
+    """Returns a format with the same predicted time: equally linear, with equal padding of this many channels."""
     same = (f for f in HALF_FORMATS if (f.dtype, linear(f)) == (fmt.dtype, linear(fmt)) and fmt.layout != "hwc")
     return next((f for f in same if num_elements(f, (1, channels, 1, 1)) == num_elements(fmt, (1, channels, 1, 1))), fmt)
 
@@ -400,12 +400,12 @@ def limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
     hidden = min(at_once, math.ceil(blocks / device.num_sms))
     limit, stage, products = main_loops.stage(tactic, p.prologue, device, hidden)
     bytes_per_clk = sm_l2(device, blocks)
-    # A stage cannot arrive faster than latency allows with STAGES - 1 of them in flight; plain loads hold only one.
+    # The latency is shared by the STAGES - 1 stages in flight; linear inputs have one in flight.
     in_flight = 1 if linear(tactic.ins[0]) else t.stages - 1
     arrival = LOADED_LATENCY_CLK / (in_flight * hidden)
     clk = {limit: stage, "l2": stage_bytes(tactic) / bytes_per_clk, "latency": arrival}
     loop = tiles * (m.k // t.k) / blocks * (together(clk.values()) + throttled(device, products))  # of a block
-    # Blocks of a round end together: their stores follow each other. Partly filled last rounds cost a whole block's time.
+    # Blocks of a round end together, so their stores do not overlap. A partly filled last round takes a whole block's time.
     end = epilogue_clk(p, tactic, tiles, blocks, bytes_per_clk)
     end += (
         0 if linear(tactic.out) else STORED_AGAIN.get(device.sm, 0) * stored_bytes(tactic, p.epilogue.residual) / bytes_per_clk
@@ -414,36 +414,36 @@ def limits(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
 
 
 def once(device: Device) -> int:
-    """Clocks added once per launch: negative where it may begin before the launch ahead has ended."""
+    """Returns the clocks added once per launch: negative if it may begin before the launch ahead has ended."""
     return -EARLY_CLK if device.dependent_launch else 0
 
 
 def epilogue_issue_clk(p: ConvProblem, tactic: Tactic) -> float:
-    """Clocks in which a block issues its epilogue's instructions."""
+    """Returns the clocks in which a block issues the instructions of its epilogue."""
     instructions = OUTPUT_INSTRUCTIONS + epilogue_instructions(p) + 4  # 4 bytes of staging, in and out
     return tactic.gemm.m * tactic.gemm.n * (instructions + (2 if p.prologue.normalized else 0)) / 128
 
 
 def epilogue_clk(p: ConvProblem, tactic: Tactic, tiles: int, blocks: int, bytes_per_clk: float) -> float:
-    """Clocks of a block from its last product to its last store, without latencies."""
+    """Returns the clocks of a block from its last product to its last store, without latencies."""
     clk = epilogue_issue_clk(p, tactic) + stored_bytes(tactic, p.epilogue.residual) / bytes_per_clk + scattered_clk(p, tactic)
     clk += NORM_CLK if p.prologue.normalized else 0
     return in_parts(clk, tactic, tiles, blocks, bytes_per_clk, L2_LATENCY_CLK)
 
 
 def scattered_clk(p: ConvProblem, tactic: Tactic) -> float:
-    """Returns the clocks by which a tile's stores are slower if pixels lie apart: up to 16 sectors for a plane's 2."""
+    """Returns the clocks that a tile's stores take longer with layout hwc: up to 16 sectors where a plane's store has 2."""
     t = tactic.gemm
     return min(t.m, p.k) * t.n * min(16, p.k) / 32 if tactic.out.layout == "hwc" else 0.0
 
 
 def weight_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Bytes of the packed weights that a convolution tactic reads from DRAM."""
+    """Returns the bytes of the packed weights that a convolution tactic reads from DRAM."""
     return sum(_fragments(p, tactic.out.layout, tactic.sparse).values())
 
 
 @lru_cache(maxsize=16384)
 def resident_blocks(tactic: Tactic, device: Device, prologue: Prologue = PLAIN) -> int:
-    """Returns the blocks that one SM holds at a time. A norm compiles to twice the registers that it keeps, if available."""
+    """Returns the number of blocks that an SM holds at a time. (A norm gets twice the registers that it needs, up to 255.)"""
     regs = min(255, registers(tactic) + (2 * registers_of_norm(tactic) if prologue.normalized else 0))
     return resident(device, tactic.gemm.threads, regs, conv_smem(tactic, prologue))

@@ -1,11 +1,14 @@
 """Grouped convolution with small groups (conv_grouped.cu): units, tiles, launches, packing, time.
 
-A unit is one group, or a few of them packed block-diagonally, whichever needs fewer MMAs: its output channels are covered by
-8-wide tiles, its taps x 8-channel chunks by k16 steps. Units start at any channel: weights are shifted within the chunks
-that a unit touches. Groups too large for this kernel run as an implicit GEMM each (tactics/families/conv_gemm.py).
+A unit is one group, or a few groups packed block-diagonally, whichever needs fewer MMAs. Its output channels are covered by
+tiles of 8, its taps x chunks of 8 input channels by steps of 16 along K. A unit may start at any channel: its weights are
+shifted within the chunks that it touches. Groups too large for this kernel run as an implicit GEMM each
+(tactics/families/conv_gemm.py).
 
-Prediction: a block loads everything it reads, computes, stores; blocks of one SM overlap. An SM is busy for the longest of
-its tensor cores, shared memory, L2 and instruction issue over all its blocks, plus the latency of each round of blocks.
+Example: 8 groups of 6 -> 6 channels, each a unit. Unit 1 has input channels 6 to 11, in chunks 0 and 1: its weights start at 6.
+
+Prediction: a block loads all that it reads, computes, then stores; blocks of one SM overlap. An SM takes the longest of its
+tensor cores', shared memory's, L2's and instruction issue's times for all its blocks, plus the latency of each round of blocks.
 """
 
 import math
@@ -36,13 +39,13 @@ from tactics.step import (
 )
 from tactics.tactic import Only, Tactic, Tile, restrict, tactic_of
 
-MMA_EFFICIENCY = 0.7  # of the rate of long main loops: with one or two MMAs per operand load, issue and latency show
+MMA_EFFICIENCY = 0.7  # share of the MMA rate of long main loops: one or two MMAs per operand load do not hide issue and latency
 SMEM_BYTES_PER_CLK = 128
-ROUND_CLK = 2500  # of a block alone on its SM: addresses, first loads, barriers, stores
-MAX_ALONE_K = 16  # an ungrouped convolution with fewer output channels than an MMA's 16 rows: here they are the 8 columns
-MAX_UNIT_K, MAX_UNIT_CHUNKS = 64, 8  # limits of a warp's accumulators and of a patch row of 128 bytes
+ROUND_CLK = 2500  # clocks of a block that do not overlap with its work: addresses, first loads, barriers, stores
+MAX_ALONE_K = 16  # an ungrouped convolution runs here up to this many output channels: they are an MMA's 8 columns, not 16 rows
+MAX_UNIT_K, MAX_UNIT_CHUNKS = 64, 8  # the most a warp's accumulators hold, and a patch row of 128 bytes
 
-# m: channels of the staging tile; n: pixels; k: channels of the patch; warps over units and over pixels; one stage.
+# Tiles (m: channels of the staging tile, n: pixels, k: channels of the patch, warps over units, over pixels), one stage.
 # fmt: off
 TILES = tuple(
     Tile(*t, 1)
@@ -59,10 +62,10 @@ CASES = {"conv_grouped": (CASE,)}
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`groups` groups packed together, with `c` input and `k` output channels; the problem has `count` such units, of which the
-    last may have fewer groups.
+    """A unit of `groups` groups packed together, with `c` input and `k` output channels. The problem has `count` such units;
+    the last may have fewer groups.
 
-    `chunks`: the 8-channel chunks that a unit touches per tap; `steps`: its k16 steps over all taps.
+    `chunks`: the number of chunks of 8 channels that a unit touches per tap; `steps`: its steps of 16 along K, over all taps.
     """
 
     groups: int
@@ -79,9 +82,12 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The division of a problem among blocks. Per tile of pixels, each of `blocks` blocks has `per_block` units, which touch at
-    most `span` chunks. `tile`, `patch`: (height, width) in pixels of the output tile and its input; `tiles`: their number along
-    both axes; `phase`, `pitch`: of the patch in shared memory.
+    """The division of a problem among blocks. For each tile of pixels there are `blocks` blocks of `per_block` units, which
+    touch at most `span` chunks.
+
+    `tile`, `patch`: (height, width) in pixels of a tile of outputs, and of its input; `tiles`: the number of tiles along (h,
+    w); `pitch`: pixels from row to row of the patch in shared memory, where columns of equal remainder by the stride lie
+    together, `phase` columns of each.
     """
 
     per_block: int
@@ -100,7 +106,7 @@ Cut = tuple[Pair, Pair, Pair, int, int]  # tile, tiles, patch, phase, pitch
 
 @lru_cache(maxsize=1024)
 def unit(p: ConvProblem) -> Unit | None:
-    """The packing that needs the fewest MMAs, or None where a group is too large for this kernel."""
+    """Returns the unit that needs the fewest MMAs; None if a group is too large for this kernel."""
     found = []
     for groups in range(1, min(p.groups, 16) + 1):
         c, k = groups * (p.c // p.groups), groups * (p.k // p.groups)
@@ -113,7 +119,7 @@ def unit(p: ConvProblem) -> Unit | None:
 
 
 def packed(p: ConvProblem) -> Unit:
-    """Returns `unit` of a problem that has one. Raises ValueError for another problem."""
+    """Returns unit(p). Raises ValueError if a group is too large for this kernel."""
     found = unit(p)
     if found is None:
         raise ValueError(f"{p}: a group is too large for this kernel")
@@ -122,7 +128,7 @@ def packed(p: ConvProblem) -> Unit:
 
 @lru_cache(maxsize=16384)
 def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
-    """Returns the tactic's cut of the problem, or why it cannot run the problem."""
+    """Returns the tactic's division of the problem, or a text on why it cannot run the problem."""
     u, t = packed(p), tactic.gemm
     y_c = padded_channels(tactic.out.layout, p.k)
     for per_block in range(min(t.m // u.k, u.count), 0, -1):
@@ -141,7 +147,7 @@ def geometry(p: ConvProblem, tactic: Tactic) -> Geometry | str:
 
 
 def cut(p: ConvProblem, tactic: Tactic) -> Geometry:
-    """Returns `geometry` for a tactic that can run the problem. Raises ValueError for another tactic."""
+    """Returns geometry(p, tactic). Raises ValueError if the tactic cannot run the problem."""
     found = geometry(p, tactic)
     if isinstance(found, str):
         raise ValueError(f"{tactic}: {found}")
@@ -150,21 +156,21 @@ def cut(p: ConvProblem, tactic: Tactic) -> Geometry:
 
 @lru_cache(maxsize=4096)
 def _best(p: ConvProblem, t: Tile) -> Cut:
-    """Returns the cut with the least cost for a tile."""
+    """Returns the Cut with the least cost for a tile."""
     return min((_tile(p, t, width) for width in _widths(p, t)), key=lambda found: found[0])[1]
 
 
 def _widths(p: ConvProblem, t: Tile) -> Iterator[int]:
-    """Tile widths that keep 8 neighbouring pixels of a tile on 8 different banks."""
+    """Yields the tile widths in pixels with which 8 neighbouring pixels of a tile can be in 8 different banks."""
     if p.stride[0] == 1:
         yield from range(min(8, p.q), min(p.q, t.n) + 1)
     yield from range(8, min(-(-p.q // 8) * 8, t.n) + 1, 8)
 
 
 def _tile(p: ConvProblem, t: Tile, width: int) -> tuple[float, Cut]:
-    """Returns (cost, (tile, tiles, patch, phase, pitch)) of a tile of this width, with as many rows as fit, evened out.
+    """Returns (cost, Cut) for tiles of this width with as many rows as fit, the same number in all tiles.
 
-    The cost is the number of pixels loaded and stored.
+    The cost is the number of elements loaded and stored.
     """
     rows = min(max(t.n // width, 1), p.p)
     rows = -(-p.p // -(-p.p // rows))
@@ -200,7 +206,7 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
 
 
 def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Bytes of a block's shared memory: patch, weights, staging tile, tables."""
+    """Returns the bytes of a block's shared memory: patch, weights, staging tile, tables."""
     u, g, t = packed(p), cut(p, tactic), tactic.gemm
     patch = -(-g.patch[0] * g.pitch // 8) * 8 * t.k * 2
     return patch + g.per_block * u.steps * u.n8 * 256 + t.n * t.m * 2 + t.n * 4 + 2 * u.steps * 4
@@ -213,7 +219,7 @@ def launches(
     strided: tuple[Strides, ...] | None = None,
     share: Share | None = None,
 ) -> tuple[Launch, ...]:
-    """Returns the launch. `share`: hidden values of a squeeze-excite that the launch computes too (conv_scaled)."""
+    """Returns one launch. `share`: the part of a squeeze-excite that it also computes (conv_scaled)."""
     t, u, g, x_fmt, y_fmt = tactic.gemm, packed(p), cut(p, tactic), tactic.ins[0], tactic.out
     values = {
         "PIXELS": t.n,
@@ -243,13 +249,13 @@ def launches(
 
 
 def blocks_of(p: ConvProblem, tactic: Tactic) -> int:
-    """Blocks of an image."""
+    """Returns the number of blocks per image."""
     g = cut(p, tactic)
     return g.blocks * g.tiles[0] * g.tiles[1]
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Packs weights [K,C/g,R,S] as [unit][k16 step][n8 tile][32 lanes][4], operand B of m16n8k16 (PTX ISA 9.7.14.5.8).
+    """Returns weights [K,C/g,R,S] as [unit][k16 step][n8 tile][32 lanes][4], operand B of m16n8k16 (PTX ISA 9.7.14.5.8).
 
     Lane 4g+t holds column g and rows 2t, 2t+1, 2t+8, 2t+9; K runs over (tap, chunk of the unit, channel).
     """
@@ -262,42 +268,42 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         taps[i, member * kg : (member + 1) * kg, :, c0 : c0 + cg] = w[group].transpose(0, 2, 1)
     flat = np.zeros((u.count, u.n8 * 8, u.steps * 16), np.float16)
     flat[..., : p.r * p.s * u.chunks * 8] = taps.reshape(u.count, u.n8 * 8, -1)
-    tiles = flat.reshape(u.count, u.n8, 8, u.steps, 2, 4, 2)  # unit, n8 tile, g, step, K half, t, pair
+    tiles = flat.reshape(u.count, u.n8, 8, u.steps, 2, 4, 2)  # [unit, n8 tile, g, step, half of K, t, pair]
     sections = {"w": np.ascontiguousarray(tiles.transpose(0, 3, 1, 2, 5, 4, 6)).reshape(-1)}
     return sections | vector_sections(p, weights, p.k)
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Returns the bytes of the sections that `pack` makes."""
+    """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     u = packed(p)
     return {"w": u.count * u.n8 * u.steps * 256} | dict.fromkeys(p.epilogue.vectors, 4 * p.k)
 
 
 def mmas(p: ConvProblem, tactic: Tactic) -> int:
-    """MMA instructions of the launch: 16-pixel tiles with at least one pixel x 8-wide tiles x steps."""
+    """Returns the number of MMAs of the launch: tiles of 16 pixels with at least one pixel x tiles of 8 channels x steps."""
     u, g = packed(p), cut(p, tactic)
     rows = [min(g.tile[0], p.p - i * g.tile[0]) for i in range(g.tiles[0])]
     return p.n * g.tiles[1] * sum(-(-r * g.tile[1] // 16) for r in rows) * u.count * u.n8 * u.steps
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, float, int] = (0, 0, 0)) -> Counts:
-    """Counts bytes and clocks of the launch.
+    """Returns counts of the launch.
 
-    `more`: what computing a `Share` adds: instructions per thread, latency of a block in clocks, bytes of shared memory.
+    `more`: the additions of a Share: (instructions per thread, latency of a block in clocks, bytes of shared memory).
     """
     t, u, g = tactic.gemm, packed(p), cut(p, tactic)
     blocks = p.n * blocks_of(p, tactic)
     tiles = min(t.n // 16 // t.warps_n, -(-g.tile[0] * g.tile[1] // 16))
     registers = min(255, -(-(tiles * (4 * u.n8 + 4) + 42) // 8) * 8)
     at_once = resident(device, t.threads, registers, shared_bytes(p, tactic) + more[2])
-    a_tiles = mmas(p, tactic) / blocks / u.n8  # operand A loads of a block, 512 bytes each
+    a_tiles = mmas(p, tactic) / blocks / u.n8  # loads of operand A by a block, 512 bytes each
     weights = g.per_block * u.steps * u.n8 * 256
     patch = g.patch[0] * g.patch[1] * g.span * 16
     staging = t.n * g.per_block * u.k * 2
     plain = 8 * (linear(tactic.ins[0])), 8 * (linear(tactic.out))  # 2-byte accesses instead of one of 16
     warps = min(at_once, math.ceil(blocks / device.num_sms)) * t.threads / 32
     moves = patch * (1.5 + plain[0]) + staging * (1.5 + plain[1])
-    ends = staging / 64 * epilogue_instructions(p)  # of 32 outputs of two bytes at once
+    ends = staging / 64 * epilogue_instructions(p)  # a warp's instruction is for 32 outputs of two bytes
     clk = {
         "mma": a_tiles * u.n8 * 16 * 8 * 16 / (tensor_rate(device, FULL_WARPS) * MMA_EFFICIENCY),
         "smem": (a_tiles * 512 + weights * (1 + t.warps_n) + patch + 3 * staging) / SMEM_BYTES_PER_CLK,
@@ -305,7 +311,7 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
         # Four warps issue per clock; addresses and swizzles cost about as much as the accesses themselves.
         "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends + t.threads / 32 * more[0]) / min(4, warps),
     }
-    # A block loads, then computes: the work of other blocks meanwhile hides the shorter of both.
+    # A block loads, then computes; other blocks' work hides the shorter of the two.
     hidden = min(clk["l2"], max(clk["mma"], clk["smem"], clk["issue"]))
     block = max(clk.values()) + hidden / at_once + throttled(device, clk["mma"])
     limits = rounds_us(device, clk, blocks, at_once, Spent(block, ROUND_CLK + more[1]))

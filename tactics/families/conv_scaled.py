@@ -1,9 +1,9 @@
 """A depthwise or grouped convolution whose output is scaled by squeeze-excite, as two launches: tiles, packing, time.
 
-Separately these are a convolution, squeeze-excite's one or two launches, and a multiplication or a gate in the next
-convolution. Here the convolution's blocks sum the values that they store and multiply their sums with the first layer's weights
-(include/hidden_share.cuh); each block of the second launch computes the scale of some channels and multiplies these in place
-(include/squeeze_excite_scaled.cuh).
+Separately these would be a convolution, one or two launches of squeeze-excite, and a multiplication, or a gate in the next
+convolution. Here the first launch is the convolution, whose blocks also sum the values that they store and multiply the sums by
+the weights of squeeze-excite's first layer (include/hidden_share.cuh). Each block of the second launch computes the scale of
+some channels and multiplies the convolution's output by it in place (include/squeeze_excite_scaled.cuh).
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,15 @@ from tactics.roofline import Counts
 from tactics.step import Launch, Share, floats, ints, linear
 from tactics.tactic import Only, Tactic, Tile, on_kernel
 
-AHEAD: Mapping[str, ModuleType] = {"depthwise_scaled": conv_depthwise, "grouped_scaled": conv_grouped}  # by kernel
+# Kernel -> the family of its convolution.
+AHEAD: Mapping[str, ModuleType] = {"depthwise_scaled": conv_depthwise, "grouped_scaled": conv_grouped}
 LINE, WIDEST = 64, 128  # channels to which a row of the first layer's weights is padded; the most channels of a block
 MOST_PIXELS = 64 * MAX_GRID[2]  # pixels of the output: a block of the second launch has 64 or more
-ROWS_AT_ONCE = 4  # rows that a thread has in flight, as in hidden_share.cuh
-# Instructions of a warp in sm_90a's machine code.
-EARLY, ONCE = 65, 235  # before the outputs (hidden where launches begin early); behind them, with the first turn of rows
-OF_STEP, OF_TURN = 28, 225  # of a row, by which a first turn of fewer rows is shorter; of each further turn
-WAIT_CLK, TURN_CLK = 250, 300  # clocks of two barriers, shared memory and shuffles; clocks of a further turn
+ROWS_AT_ONCE = 4  # rows of weights that a thread has in flight in one turn, as in hidden_share.cuh
+# Instructions that the share adds to a warp, in sm_90a's machine code.
+EARLY, ONCE = 65, 235  # before the outputs (hidden if launches begin early); after them, with a first turn of ROWS_AT_ONCE rows
+OF_STEP, OF_TURN = 28, 225  # for each row that the first turn lacks (fewer); for each further turn
+WAIT_CLK, TURN_CLK = 250, 300  # clocks of two barriers, shared memory and shuffles; clocks of each further turn
 _EXCITE = SqueezeExciteProblem(
     PoolProblem(2, 40, 9, 11, "avg", 9, 11, (1, 1)),
     ConvProblem(2, 40, 1, 1, 12, 1, 1, epilogue=RELU),
@@ -46,7 +47,7 @@ CASES = {
 
 
 def reason_against(conv: ConvProblem, excite: SqueezeExciteProblem, act: Activation) -> str:
-    """Why these cannot be one tactic, or ""."""
+    """Returns why act(conv(x) * excite(conv(x))) cannot be one tactic, or ""."""
     if conv.groups == 1 or (conv.groups == conv.c != conv.k):
         return "no grouped convolution, or several outputs of each input channel"
     if conv.needs - {Feature.LAST_ACTIVATION}:
@@ -59,7 +60,7 @@ def reason_against(conv: ConvProblem, excite: SqueezeExciteProblem, act: Activat
 
 
 def candidates(p: ScaledConvProblem, device: Device, only: Only = None) -> Candidates:
-    """Yields (tactic or kernel, reason against it or None), a tactic for each tactic of the convolution. `only`: restricts the
+    """Yields (tactic or kernel, reason against it or None), for each tactic of the convolution by itself. `only`: restricts the
     tiles.
     """
     kernel = "depthwise_scaled" if p.first.groups == p.first.c else "grouped_scaled"
@@ -78,7 +79,7 @@ def candidates(p: ScaledConvProblem, device: Device, only: Only = None) -> Candi
 
 
 def _conv(tactic: Tactic) -> Tactic:
-    """The tactic of the convolution alone."""
+    """Returns the tactic of the convolution by itself."""
     return on_kernel(AHEAD[tactic.kernel].__name__.rpartition(".")[2], tactic)
 
 
@@ -93,7 +94,7 @@ def launches(p: ScaledConvProblem, tactic: Tactic) -> tuple[Launch, ...]:
 
 
 def _block(tactic: Tactic) -> tuple[int, int, int]:
-    """Returns (threads of a block, its channels, channels of a thread) of the first launch."""
+    """Returns, for the first launch, (threads of a block, channels of a block, channels of a thread)."""
     if isinstance(tactic.tile, Tile):
         return tactic.tile.threads, tactic.tile.m, 8
     conv = _conv(tactic)
@@ -101,17 +102,17 @@ def _block(tactic: Tactic) -> tuple[int, int, int]:
 
 
 def _held_bytes(p: ScaledConvProblem, tactic: Tactic) -> int:
-    """Bytes of the first fully connected layer's weights that a block copies to shared memory ahead of use.
+    """Returns the bytes of the first layer's weights that a block copies to shared memory before it needs them.
 
-    At most ROWS_AT_ONCE vectors of 16 bytes for each thread, which are the first ones that the thread multiplies.
+    They are the first vectors of 16 bytes that its threads multiply, at most ROWS_AT_ONCE for each thread.
     """
     threads, channels, _ = _block(tactic)
     return min(p.second.first.k * channels // 8, ROWS_AT_ONCE * threads) * 16
 
 
 def _more_bytes(p: ScaledConvProblem, tactic: Tactic) -> int:
-    """Bytes of shared memory that a block needs in addition to the convolution's: these weights, and the sums of all
-    threads.
+    """Returns the bytes of shared memory that a block needs in addition to the convolution's: _held_bytes, and all threads'
+    sums.
     """
     threads, _, vector = _block(tactic)
     return 4 * threads * vector + _held_bytes(p, tactic)
@@ -122,10 +123,10 @@ def _pitch(channels: int) -> int:
 
 
 def pack(p: ScaledConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Packs the convolution's weights as its own kernel takes them, and squeeze-excite's.
+    """Returns the convolution's weights, packed as for its own kernel, and squeeze-excite's, their names with a 2 appended.
 
-    The first layer's, "w2", is FP16 [hidden][channels to whole 64], with zeros for the reads of a wider block behind the last
-    row; the rest is as squeeze_excite takes it.
+    "w2", of the first layer, is FP16 [hidden][channels padded to 64] and WIDEST zeros, which a block of more channels may read;
+    the others are packed as for squeeze_excite.
     """
     names = {"w": "w2", "b": "b2", "w2": "w22", "b2": "b22"}
     excite = squeeze_excite.pack(p.second, _excite(tactic), {n: weights[two] for n, two in names.items() if two in weights})
@@ -141,7 +142,7 @@ def _excite(tactic: Tactic) -> Tactic:
 
 
 def section_bytes(p: ScaledConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Returns the bytes of the sections that `pack` makes."""
+    """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     excite = squeeze_excite.section_bytes(p.second, _excite(tactic))
     own = AHEAD[tactic.kernel].section_bytes(p.first, _conv(tactic))
     first = 2 * (p.second.first.k * _pitch(p.first.k) + WIDEST)
@@ -149,7 +150,7 @@ def section_bytes(p: ScaledConvProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def counts(p: ScaledConvProblem, tactic: Tactic, device: Device) -> list[Counts]:
-    """Counts both launches, one after the other; neither finds its code in the instruction cache."""
+    """Returns counts of both launches, which run one after the other; neither finds its code in the instruction cache."""
     conv, family = _conv(tactic), AHEAD[tactic.kernel]
     threads, channels, _ = _block(tactic)
     outputs = channels * (tactic.tile.n if isinstance(tactic.tile, Tile) else tactic.patch.h * tactic.patch.w)

@@ -1,9 +1,9 @@
 """Convolution of a 1- to 4-channel image straight from the network's input (conv_stem.cu): tiles, tap order, launches, time.
 
-The kernel reads a patch of the image, whatever its dtype, into FP16 planes in shared memory and gathers the pixels operand
-from there: element (tap, pixel) is the half at base(pixel) + offset(tap). One load instruction reads 4 taps for 8 pixels.
-`geometry` chooses the tile's shape and the patch's pitch, and sorts the taps into fours whose 32 halfs never need two words
-of one bank; the packed weights' columns follow that order.
+The kernel converts a patch of the image, of any type, to FP16 in shared memory and gathers the operand of pixels from there:
+element (tap, pixel) is the half at base(pixel) + offset(tap). One load instruction reads 4 taps of 8 pixels. `geometry`
+(stem_patch.py) chooses the tile's shape and the patch's pitch, and sorts the taps into fours whose 32 halfs are never in two
+words of one bank. The columns of the packed weights have the same order.
 """
 
 import math
@@ -62,7 +62,7 @@ from tactics.step import (
 from tactics.tactic import Only, Tactic, Tile, changed, restrict, tactic_of
 
 MAX_CHANNELS, MAX_TAPS = 4, 512
-# An image as it comes from outside.
+# The formats of an image as a network's input.
 INPUTS = tuple(Format.parse(f) for f in ("fp16:chw", "fp32:chw", "uint8:chw", "fp16:hwc", "fp32:hwc", "uint8:hwc"))
 IN_TYPES = {"fp16": 0, "fp32": 1, "uint8": 2}
 TILES = tuple(
@@ -78,13 +78,13 @@ TILES = tuple(
         ((128, 128), (2, 4)),
     )
 )
-MMA_EFFICIENCY = 0.8  # share of the rate of long main loops: operands come element by element, one after the other
+MMA_EFFICIENCY = 0.8  # share of the MMA rate of long main loops: operands are gathered element by element
 FILL_CLK, EPILOGUE_CLK = 900, 600
 SMEM_BYTES_PER_CLK = 128
-# For IN_PLACE, simulated (benchmarks/simulator) with ReLU and a pool of 3x3/2, two blocks on an SM; not timed.
-PORT_CLK, INSTRUCTIONS = 880, 750  # beside the steps of a tile: clocks of the port of shared memory; a warp's instructions
+# For IN_PLACE, simulated (benchmarks/simulator) with ReLU and a pool of 3x3 with stride 2, two blocks on an SM; not timed.
+PORT_CLK, INSTRUCTIONS = 880, 750  # of a tile without its steps: clocks of shared memory's port; instructions of a warp
 BUSY, START_CLK = 0.92, 4000  # the share of a tile's time in which the busiest unit works; clocks of a block's start and end
-SMS = 132  # the number of SMs for which blocks of tiles without `persist` are made
+SMS = 132  # the number of SMs that a tile without `persist` stands for
 _CASE = ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU)
 CASES = {"conv_stem": (_CASE, replace(_CASE, epilogue=replace(RELU, pool=(3, 3, 2, 2, 1, 1, 6, 6))))}
 
@@ -105,7 +105,8 @@ def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
 
 
 def _on(p: ConvProblem, tactic: Tactic, device: Device) -> Tactic:
-    """Returns the tactic with as many blocks as this GPU holds at once: one more block would need a second round."""
+    """Returns the tactic with `persist` set to the number of blocks that this GPU holds at once, unless the default is
+    equal."""
     held = device.num_sms * _held(p, tactic, device)
     if held == SMS * _min_blocks(p, tactic.gemm):
         return tactic
@@ -113,14 +114,14 @@ def _on(p: ConvProblem, tactic: Tactic, device: Device) -> Tactic:
 
 
 def _held(p: ConvProblem, tactic: Tactic, device: Device) -> int:
-    """Returns how many blocks an SM holds at a time, with the registers to which the compiler is bound."""
+    """Returns the number of blocks that an SM holds at a time, with the registers that MIN_BLOCKS leaves to the compiler."""
     t = tactic.gemm
     registers = device.regs_per_sm // (_min_blocks(p, t) * t.threads) // 8 * 8
     return resident(device, t.threads, registers, shared_bytes(p, tactic))
 
 
 def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
-    """Why this tile cannot run on the device, or ""."""
+    """Returns why this tile cannot run on the device, or ""."""
     if p.epilogue.pool and (tactic.gemm.m % 64 or linear(tactic.out)):
         return "max pool: expected a vector format for the output and a tile of a multiple of 64 channels"
     if p.epilogue.pool and not any(outputs(p, *shape) for shape in shapes(tactic.gemm.n, False)):
@@ -130,7 +131,7 @@ def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
 
 
 def family_reason(p: ConvProblem) -> str:
-    """Why the problem is no stem, or ""."""
+    """Returns why the problem is no stem, or ""."""
     if p.c > MAX_CHANNELS:
         return f"a stem has at most {MAX_CHANNELS} input channels, not {p.c}"
     if p.groups != 1:
@@ -141,7 +142,7 @@ def family_reason(p: ConvProblem) -> str:
 
 
 def interleaved(p: ConvProblem, tactic: Tactic) -> bool:
-    """Whether a pixel's channels are neighbours in the input; False for one channel, which is a plane in any layout."""
+    """Returns whether a pixel's channels are neighbours in the input; False for one channel, a plane in every layout."""
     return tactic.ins[0].layout == "hwc" and p.c > 1
 
 
@@ -152,7 +153,7 @@ def _geometry(p: ConvProblem, tactic: Tactic) -> Geometry:
     return geometry(_one_image(p), t.n, linear(tactic.out))
 
 
-_one_image = lru_cache(maxsize=4096)(partial(replace, n=1))  # a tile lies in one: all batches share its geometry
+_one_image = lru_cache(maxsize=4096)(partial(replace, n=1))  # a tile lies in one image, so all batches share its geometry
 
 
 def _tap_bytes(g: Geometry) -> int:
@@ -160,8 +161,8 @@ def _tap_bytes(g: Geometry) -> int:
 
 
 def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
-    """Bytes of shared memory: tap table, bias, all weights of the tile, two patches; and the epilogue's staging tile, if
-    any.
+    """Returns the bytes of a block's shared memory: tap table, bias, all weights of the tile, two patches, and the epilogue's
+    staging tile, if any.
     """
     t, g = tactic.gemm, _geometry(p, tactic)
     staging = t.m * t.n * 2 + t.n * 4 if linear(tactic.out) or p.epilogue.pool else 0
@@ -175,7 +176,7 @@ POOL_VALUES = "POOL_R POOL_S POOL_STRIDE_H POOL_STRIDE_W".split()
 
 
 def _sizes(p: ConvProblem, g: Geometry, carried: int = 0) -> tuple[int, int]:
-    """Returns the number of tiles along rows and columns of an image, if each repeats `carried` rows of the one above.
+    """Returns the number of tiles along (rows, columns) of an image, if a tile keeps `carried` rows of the tile above.
 
     Raises ValueError if a pool's window does not fit the tile.
     """
@@ -187,9 +188,8 @@ def _sizes(p: ConvProblem, g: Geometry, carried: int = 0) -> tuple[int, int]:
 
 
 def _min_blocks(p: ConvProblem, t: Tile) -> int:
-    """Returns the blocks per SM for which the kernel's registers leave room: accumulators, and the epilogue's reads by channel
-    or pixel.
-    """
+    """Returns the number of blocks per SM for which registers suffice, by the accumulators and the epilogue's reads per
+    thread."""
     mmas, end = t.m // t.warps_m // 16 * (t.n // t.warps_n // 8), p.epilogue
     reads = end.residual or end.affine or end.act.name == "prelu"
     warps = (12 if reads else 16) if mmas >= 16 else (16 if reads else 20) if mmas >= 8 else 24 if reads else 32
@@ -197,10 +197,11 @@ def _min_blocks(p: ConvProblem, t: Tile) -> int:
 
 
 def _carried(p: ConvProblem, tactic: Tactic) -> int:
-    """Returns the rows that a pool's windows share with the windows above, and that a block keeps from tile to tile; 0 if it
-    keeps none.
+    """Returns the number of rows that a block keeps from tile to tile, since a pool's windows share them with the windows
+    above; 0 if it keeps none.
 
-    Blocks then go down whole images, of which there must be enough for all resident blocks.
+    A block that keeps rows computes a whole column of an image's tiles, so there must be enough columns for all resident
+    blocks.
     """
     t, (r, _, stride, _, pad) = tactic.gemm, pool_of(p)[:5]
     if not in_place(t) or r - stride != pad or t.n // 16 % stride:
@@ -211,15 +212,15 @@ def _carried(p: ConvProblem, tactic: Tactic) -> int:
 
 
 def _workers(p: ConvProblem, t: Tile, m_tiles: int, tiles: int) -> int:
-    """Returns the number of blocks that share the pixels' tiles: as many as are resident at once. Some have a tile more than
-    others, but no two on an SM have more than their share.
+    """Returns the number of blocks that share `tiles` tiles of pixels, for each of `m_tiles` tiles of channels: as many as are
+    resident at once. Some of them have one tile more than others.
     """
     return min(tiles, max(1, (t.persist or SMS * _min_blocks(p, t)) // m_tiles))
 
 
 def _aligned_pairs(p: ConvProblem, x: Strides, hwc: bool) -> bool:
-    """Whether two neighbouring columns, from even ones on, are one aligned access and lie both inside the image or both
-    outside, if the input begins at an aligned pair.
+    """Returns whether columns 2i and 2i + 1 are one aligned access, and both inside the image or both outside, for every i, if
+    the input's start is aligned. `x`: the input's strides; `hwc`: see interleaved.
     """
     even = p.w % 2 == 0 and x.n % 2 == 0 and (p.stride[1] % 2 == 0 or not p.epilogue.pool)
     return even and (x.pixel == p.c if hwc else x.pixel == 1 and x.block % 2 == 0)
@@ -229,7 +230,7 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
     t, g, x_fmt, y_fmt, carried = tactic.gemm, _geometry(p, tactic), tactic.ins[0], tactic.out, _carried(p, tactic)
     x, *added, y = strided or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
-    in_pairs = strided is None and _aligned_pairs(p, x, hwc)  # else one of the tensors, maybe x, begins at any element
+    in_pairs = strided is None and _aligned_pairs(p, x, hwc)  # a tensor inside another one may start at any element
     values = {
         **t.values,
         "IN_TYPE": IN_TYPES[x_fmt.dtype],
@@ -261,17 +262,18 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
 
 
 def _rows(p: ConvProblem, tactic: Tactic) -> int:
-    """Rows of packed weights, padded to whole tiles."""
+    """Returns the number of rows of packed weights, a multiple of the tile's."""
     return -(-padded_channels(tactic.out.layout, p.k) // tactic.gemm.m) * tactic.gemm.m
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Packs weights [K,C,R,S] in fragment order, columns in the geometry's order; also the taps' byte offsets, bias and slope.
+    """Returns weights [K,C,R,S] in fragment order, their columns in the geometry's order; the taps' byte offsets; bias and
+    slope.
 
-    For vector outputs, lane 4g+t's rows g and g + 8 of each of a warp's 16-row tiles are neighbouring channels.
+    For vector outputs, rows g and g + 8 of a warp's 16-row tile, which lane 4g + t has, are neighbouring channels.
     """
     g, rows = _geometry(p, tactic), _rows(p, tactic)
-    # Register j of lane t holds k = 8 * j + 2 * t and the next one of its step.
+    # In a step of 16 along K, register j of lane t holds the two halfs e of K = 8 * j + 2 * t + e.
     j, t, e = np.indices((2, 4, 2))
     column, real = np.arange(g.steps)[:, None, None, None] * 16 + 8 * j + 2 * t + e, g.taps >= 0
     flat = np.zeros((rows, g.steps * 16), np.float16)
@@ -279,7 +281,7 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     if not linear(tactic.out):
         warp = tactic.gemm.m // tactic.gemm.warps_m
         flat = flat.reshape(-1, 8, warp // 8, g.steps * 16).swapaxes(1, 2).reshape(rows, -1)
-    if in_place(tactic.gemm):  # blocks of 8 rows of 16 bytes, by 8 of K
+    if in_place(tactic.gemm):  # [64 rows of channels][8 of K][row][K]: wgmma's blocks of 8 rows of 16 bytes
         packed = np.ascontiguousarray(flat.reshape(-1, 64, g.steps * 2, 8).swapaxes(1, 2))
     else:
         packed = sparse24.pack_fragments(flat)
@@ -288,19 +290,20 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
-    """Returns the bytes of the sections that `pack` makes."""
+    """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     g, rows = _geometry(p, tactic), _rows(p, tactic)
     return {"w": rows * g.steps * 32, "taps": _tap_bytes(g)} | dict.fromkeys(p.epilogue.vectors, 4 * rows)
 
 
 def tables(p: ConvProblem, tactic: Tactic) -> dict[str, np.ndarray]:
-    """The section that follows from the problem alone: byte offsets of the slots, masks."""
+    """Returns the section "taps", which does not depend on weights: the byte offsets of the slots, then the masks."""
     g = _geometry(p, tactic)
     return {"taps": np.concatenate([g.slots.reshape(-1), *([g.masks.reshape(-1)] if g.paired else [])]).astype(np.uint32)}
 
 
 def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, float]:
-    """Returns unit -> microseconds if wgmma reads the patch: loads of the next patch overlap with the products."""
+    """Returns limit -> microseconds for tiles that wgmma reads in the patch; the next patch's loads overlap with the
+    products."""
     t, g, carried = tactic.gemm, _geometry(p, tactic), _carried(p, tactic)
     rows, columns = _sizes(p, g, carried)
     columns *= p.n * _rows(p, tactic) // t.m
@@ -312,8 +315,8 @@ def _in_place_us(p: ConvProblem, tactic: Tactic, device: Device) -> dict[str, fl
 
 
 def _gathered_us(p: ConvProblem, tactic: Tactic, device: Device, blocks: int, tiles: int) -> dict[str, float]:
-    """Returns unit -> microseconds if lanes gather the pixels: an SM's blocks convert their patches, then multiply; the loads
-    of a resident block overlap with another's products.
+    """Returns limit -> microseconds for tiles whose pixels lanes gather: a block converts its patch, then multiplies; its loads
+    overlap with other blocks' products.
     """
     t, g = tactic.gemm, _geometry(p, tactic)
     patch, warps, mt, nt = g.rows * g.pairs, t.threads // 32, t.m // t.warps_m // 16, t.n // t.warps_n // 8
@@ -321,7 +324,8 @@ def _gathered_us(p: ConvProblem, tactic: Tactic, device: Device, blocks: int, ti
     at_work = min(at_once, math.ceil(blocks / device.num_sms))
     mma = t.m * t.n * 16 / (tensor_rate(device, at_work * warps) * MMA_EFFICIENCY)
     loads = 2 if g.paired else 4
-    # Per step and warp: gathers per 8 pixels, one clock each; weights 512 bytes per 16 rows. Issue: 4 warps at once.
+    # A warp has per step `loads` gathers of one clock for 8 pixels, and 512 bytes of weights for 16 rows. 4 warps issue at
+    # once.
     smem = warps * (nt * loads + mt * 512 / SMEM_BYTES_PER_CLK + 1)
     issue = warps / 4 * (nt * (loads * 1.5 - 1 + mt) + mt + 6)
     clk = {"mma": mma, "smem": smem, "issue": issue}
@@ -334,7 +338,7 @@ def _gathered_us(p: ConvProblem, tactic: Tactic, device: Device, blocks: int, ti
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
-    """Counts bytes and clocks. Patches overlap: their halos come from L2 again, and so do each block's weights."""
+    """Returns counts of the launch. Patches overlap: halos are read from L2 again, and so are each block's weights."""
     t, g = tactic.gemm, _geometry(p, tactic)
     (launch,) = launches(p, tactic)
     tiles = math.prod(_sizes(p, g)) * p.n * -(-padded_channels(tactic.out.layout, p.k) // t.m)

@@ -26,7 +26,7 @@ from tactics.roofline import Counts
 from tactics.step import Launch, Store
 from tactics.tactic import Only, Patch, Tactic, on_kernel
 
-KERNEL = {  # of the phases
+KERNEL = {  # kernel of the whole -> kernel of its phases
     "transpose_dense": "conv_dense",
     "transpose_sparse24": "conv_sparse24",
     "transpose_grouped": "conv_grouped",
@@ -56,8 +56,8 @@ CASES = {
 
 @lru_cache(maxsize=1024)
 def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]], ...]:
-    """Returns (convolution, its store, its taps along r, its taps along s; -1 for a tap of zeros) for every phase with output
-    pixels.
+    """Returns, for every phase with output pixels, (its convolution, the Store of its outputs, the taps of the filter that it
+    has along r, along s; -1: a tap of zeros).
     """
     rows, columns = (
         [_taps(i, axis) for i in range(min(axis.stride, axis.out))]  # phases beyond the output are empty
@@ -88,7 +88,8 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
 
 
 class _Axis(NamedTuple):
-    """The sizes along the rows or the columns; `size`: the filter's number of taps."""
+    """The sizes of a transposed convolution along rows or columns. `size`: of the filter; `image`, `out`: of input and
+    output."""
 
     stride: int
     pad: int
@@ -99,10 +100,11 @@ class _Axis(NamedTuple):
 
 
 def _taps(phase: int, axis: _Axis) -> tuple[tuple[int, ...], int, int, int] | None:
-    """Returns (taps, dilation, padding before, padding after) of the convolution that computes outputs phase, phase + stride,
-    ...; None if there are no such outputs. Negative padding leaves pixels out.
+    """Returns (taps, dilation, padding before, padding after) of the convolution that computes the outputs phase, phase +
+    stride, ... along an axis; None if there are none. Negative padding leaves input pixels out.
 
-    With 4 taps, stride 2 and padding 1, phase 0 has taps 3 and 1 on input pixels -1 and 0.
+    With 4 taps, stride 2 and padding 1, output 0 is tap 3 of input pixel -1 (padding) plus tap 1 of pixel 0: phase 0 has taps
+    (3, 1).
     """
     stride, pad, dilation, size, image, out = axis
     count = -(-(out - phase) // stride)
@@ -115,13 +117,13 @@ def _taps(phase: int, axis: _Axis) -> tuple[tuple[int, ...], int, int, int] | No
 
 
 def _of_phase(tactic: Tactic) -> tuple[ModuleType, Tactic]:
-    """Returns (the family that runs one phase, its tactic)."""
+    """Returns (the family that runs a phase, the tactic with which it does)."""
     kernel = KERNEL[tactic.kernel]
     return FAMILY[kernel], on_kernel(kernel, tactic)
 
 
 def reason(p: ConvTransposeProblem) -> str:
-    """Why no kernel runs this, or ""."""
+    """Returns why no kernel runs this problem, or ""."""
     if math.prod(min(s, o) for s, o in zip(p.stride, p.out, strict=True)) > MAX_PHASES or max(p.r, p.s) > MAX_PHASES:
         return f"more than {MAX_PHASES} phases, each a launch, or taps along an axis"
     return ""
@@ -136,7 +138,7 @@ def candidates(p: ConvTransposeProblem, device: Device, only: Only = None) -> Ca
         return
     found: dict[Tactic | str, list[Reason | None]] = {}
     for conv, *_ in phases(p):
-        # Each phase has a patch of its own that reads least; the one that suits all of them is left to their times.
+        # The patch with the least halo differs by phase, so no patch is excluded by its halo; predicted times choose.
         patch = only if isinstance(only, Patch) else None
         tile = None if isinstance(only, Patch) else only
         families: list[Candidates] = []
@@ -160,8 +162,9 @@ def launches(p: ConvTransposeProblem, tactic: Tactic, strided: tuple[Strides, ..
 
 
 def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Packs each phase's taps of weights [K,C/g,R,S] as the family does, bias and slope too, since taps decide how groups
-    merge.
+    """Returns each phase's taps of weights [K,C/g,R,S], packed by its family, in sections "w0", "w1", ...
+
+    Each phase also has its own bias and slope, since their order depends on how its groups are merged.
     """
     family, own = _of_phase(tactic)
     sections: dict[str, np.ndarray] = {}
@@ -173,12 +176,12 @@ def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarr
 
 
 def section_bytes(p: ConvTransposeProblem, tactic: Tactic) -> dict[str, int]:
-    """Returns the bytes of the sections that `pack` makes."""
+    """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     family, own = _of_phase(tactic)
     return {name + store.name: n for conv, store, *_ in phases(p) for name, n in family.section_bytes(conv, own).items()}
 
 
 def counts(p: ConvTransposeProblem, tactic: Tactic, device: Device) -> list[Counts]:
-    """Counts the phases, which run one after the other, each with its own limits."""
+    """Returns counts of each phase; phases run one after the other."""
     family, own = _of_phase(tactic)
     return [family.counts(conv, own, device) for conv, *_ in phases(p)]

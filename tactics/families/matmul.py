@@ -15,10 +15,11 @@ from tactics.step import NONFINITE, Launch, grid, ints, launch
 from tactics.tactic import Tactic, tactic_of
 
 LINEAR = Format("fp16", "chw")
-TILE = 64  # rows and columns of a block
-LOADS_PER_STEP = 32  # warp-wide loads of a warp per step of 16 along K
-INSTRUCTIONS_FP32, AT_ONCE_FP32 = 6, 8  # of a product in matmul_fp32.cu: two loads, two addresses, itself, a share of the loop
-STEP_LATENCY_CLK = 60  # of a step's loads that hit L1, with the other warps' steps in between
+TILE = 64  # rows and columns of a block's output
+LOADS_PER_STEP = 32  # load instructions of a warp per step of 16 along K
+# For a product in matmul_fp32.cu: two loads, two addresses, the product, a share of the loop; products with loads in flight.
+INSTRUCTIONS_FP32, AT_ONCE_FP32 = 6, 8
+STEP_LATENCY_CLK = 60  # clocks until a step's loads arrive from L1, less those of other warps' steps meanwhile
 CASES = {
     "matmul": (MatmulProblem((2, 3), (1, 3), 20, 66, 48),),
     "matmul_fp32": (MatmulProblem((1, 2), (2, 1), 9, 17, 40, True, True),),
@@ -32,7 +33,7 @@ def candidates(p: MatmulProblem, device: Device) -> Candidates:
 
 
 def _linear(shape: Shape4) -> Format:
-    """The name of linear memory for a tensor of this shape."""
+    """Returns the format that stands for linear memory among the representative formats of this shape."""
     return next(f for f in representative(shape) if canonical(f, shape) == canonical(LINEAR, shape))
 
 
@@ -56,13 +57,14 @@ def launches(p: MatmulProblem, tactic: Tactic, strided: tuple[Strides, ...] | No
 
 
 def _batch(sizes: tuple[int, int], matrix: int) -> tuple[int, int]:
-    """Strides of the two batch dimensions; 0 where one matrix serves all."""
+    """Returns the strides, in elements, of the two batch dimensions of matrices of `matrix` elements; 0 along a broadcast
+    one."""
     return (sizes[1] * matrix if sizes[0] > 1 else 0), (matrix if sizes[1] > 1 else 0)
 
 
 def counts(p: MatmulProblem, tactic: Tactic, device: Device) -> Counts:
-    """Counts bytes and clocks: loads of fragments through L1, one warp's per clock and SM; of matmul_fp32, the instructions
-    issued or waited for.
+    """Returns counts of the launch. Limits: loads of fragments from L1, one load instruction per clock and SM, and their
+    latency; of matmul_fp32, instructions and waits for loads.
     """
     read, written = traffic(p.all_shapes, tactic)
     if tactic.kernel == "matmul_fp32":

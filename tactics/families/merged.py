@@ -12,10 +12,13 @@ K_STAGE = 64  # packed weights are padded along K to this, so that every tile of
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A grouped convolution as `count` ordinary ones like `one`, each with `groups` of its groups side by side.
+    """A grouped convolution as `count` convolutions without groups, each like `one`, of `groups` groups with block-diagonal
+    weights.
 
-    `parts`: the number of matrix products, each with its own tiles: one per convolution, times images if there is a gate. For
-    each product: `k`, the padded K; `pixels`; output `channels`, before padding.
+    `parts`: the number of matrix products, each with tiles of its own: `count`, times images if there is a gate. Sizes of a
+    product: `k`: padded_k of `one`; `pixels`; `channels`: output channels before padding.
+
+    Example: 8 groups of 4 -> 4 channels, 3x3 taps: count 2, groups 4, `one` has 16 -> 16 channels.
     """
 
     one: ConvProblem
@@ -29,9 +32,7 @@ class Merged:
 
 @lru_cache(maxsize=4096)
 def merged(p: ConvProblem) -> Merged:
-    """Packs groups block-diagonally, until their channels start and end at multiples of 8, and further as long as the number of
-    MMAs falls.
-    """
+    """Returns the merging with the fewest MMAs among those in which each convolution's channels start at a multiple of 8."""
     found, b = [], p.epilogue.d2s
     images = p.n if p.prologue.gated else 1
     for groups in _divisors(p.groups):
@@ -52,5 +53,5 @@ def _divisors(n: int) -> list[int]:
 
 
 def padded_k(problem: ConvProblem) -> int:
-    """Returns the logical K of the packed weights: taps x channels padded to 8, padded to whole stages of 64."""
+    """Returns the K of the packed weights: taps x (channels padded to 8), padded to a multiple of K_STAGE."""
     return -(-problem.r * problem.s * padded_channels("hwc8", problem.c) // K_STAGE) * K_STAGE

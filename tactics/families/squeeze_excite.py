@@ -1,8 +1,8 @@
 """Squeeze-excite's scale in one launch or two (squeeze_excite.cu): global average, two fully connected layers; packing, time.
 
-Separately these are two or three launches of a few microseconds each that fill no GPU. Here many blocks read the image, and
-each multiplies its share of the average with the first layer's weights. The remaining work is done by a cluster's blocks
-together, by the last of an image's blocks, or by the blocks of a second launch.
+Separately these would be two or three launches of a few microseconds each, too small for a whole GPU. Here many blocks read the
+image, and each multiplies its share of the average by the first layer's weights. The remaining work is done by the blocks of a
+cluster together, by the last block of an image, or by the blocks of a second launch.
 """
 
 import math
@@ -39,28 +39,34 @@ from tactics.step import (
 from tactics.tactic import Only, Parts, Tactic, restrict, tactic_of
 
 THREADS, WARPS, HELD, MAX_HIDDEN = 256, 8, 3, 1024  # as in squeeze_excite.cu
-FEW_AHEAD, MANY_AHEAD, AHEAD_BLOCKS = 7, 14, 32  # groups of 8 pixels in flight; many need more turns than one, and few blocks
-TOGETHER, WITH_PARTIAL, ALONE_ON_SM = 2, 3, 1  # blocks of an SM that registers are for; ALONE_ON_SM: with MANY_AHEAD
-# Instructions of a warp in sm_90a's machine code, without the ones for pixels and tiles.
-BEFORE_BOTH, BEFORE_FIRST, BEFORE_SECOND = 200, 135, 75  # before it waits for the launch ahead, by the layers of its launch
-FIRST, MEET = 105, 130  # of the first layer behind that wait; to sum the shares of a block's warps, or of a cluster's blocks
-JOIN, JOIN_TURN = 200, 55  # to join the sums that blocks stored; of each further turn of it
-JOINED = 8  # blocks whose sums a thread has in flight
-# A second launch that scales a tensor.
-SCALED_WARPS, SCALED_JOINED = (4, 8), 16  # warps of a block with few and with many hidden values; as JOINED
+# Groups of 8 pixels that a warp has in flight: FEW_AHEAD, or MANY_AHEAD if it needs several turns and there are at most
+# AHEAD_BLOCKS blocks.
+FEW_AHEAD, MANY_AHEAD, AHEAD_BLOCKS = 7, 14, 32
+# Blocks per SM for which the kernel's registers suffice: by default; if blocks store partial sums; with MANY_AHEAD.
+TOGETHER, WITH_PARTIAL, ALONE_ON_SM = 2, 3, 1
+# Instructions of a warp in sm_90a's machine code, without those for pixels and tiles. The first three: before it waits for the
+# launch ahead, if its launch computes both layers, the first, the second.
+BEFORE_BOTH, BEFORE_FIRST, BEFORE_SECOND = 200, 135, 75
+FIRST, MEET = 105, 130  # of the first layer after that wait; to sum the shares of a block's warps, or of a cluster's blocks
+JOIN, JOIN_TURN = 200, 55  # to join the sums that blocks stored, with one turn; for each turn
+JOINED = 8  # blocks whose sums a thread loads in one turn
+# For a second launch that scales a tensor.
+SCALED_WARPS, SCALED_JOINED = (4, 8), 16  # warps of a block with few and with many hidden values; in place of JOINED
 SCALED_PIXELS = 4  # pixels of a thread, with 8 channels each
 SCALE_ONCE, SCALE_PIXEL = 90, 38  # instructions of a warp to scale pixels: once, and for each pixel of a thread
-# Numbers of an image's blocks that are tried: CLUSTERS in a cluster; up to MOST_TICKETS in one launch; APART, (blocks of the
-# first of two launches, factor of the blocks that share the hidden values). The best of these is predicted to take 1.3 % longer
-# than the best of all powers of 2 (benchmarks/NOTES.md).
+# Numbers of an image's blocks that are tried: CLUSTERS in a cluster; up to MOST_TICKETS in one launch; APART: (blocks of the
+# first of two launches, factor by which more blocks share the hidden values). The best of these is predicted to take 1.3 %
+# longer than the best of all powers of 2 (benchmarks/NOTES.md).
 CLUSTERS, MOST_TICKETS, APART = (2, 4, 8), 32, ((8, 1), (32, 1), (8, 2), (32, 2), (16, 4), (8, 8))
 MOST_BLOCKS = 512  # blocks of an image: bounds the kernel's divisor
 FEW, MANY = 8, 1024  # blocks of all images: fewer leave SMs idle, more are no faster
 MMA_CLK = 33  # clocks between two products of one sum
-CLUSTER_CLK, TICKET_CLK = 300, 2000  # sums meet: sent, by an H200's 2, 4, 8 blocks in 274, 292, 320; stored, a fence, counted
-# For a launch of no more blocks than SMs: its code is not cached, as 12 layers of NFNet-L0 on an H200 show, of two
-# launches each (2.3 us a launch beyond what they take alone, where one binary is repeated). Further blocks find the code.
-# With a convolution ahead both launches wait so at any batch: 28 layers of EfficientNet-B0, MobileNetV3-L and RegNetY-400MF.
+# Clocks in which sums reach the block that adds them: in a cluster (274, 292, 320 for 2, 4, 8 blocks on an H200); through
+# memory, with a fence and a counter.
+CLUSTER_CLK, TICKET_CLK = 300, 2000
+# sm -> clocks to load a launch's code, if it has no more blocks than there are SMs; further blocks find it cached. Seen in 12
+# layers of NFNet-L0 on an H200, of two launches each: 2.3 us per launch more than where one binary is repeated. After a
+# convolution both launches wait so at any batch: 28 layers of EfficientNet-B0, MobileNetV3-L and RegNetY-400MF.
 COLD_CLK = {"sm_90a": 3000}
 _CASE = SqueezeExciteProblem(
     PoolProblem(2, 40, 30, 26, "avg", 30, 26, (1, 1)),
@@ -71,7 +77,7 @@ CASES = {"squeeze_excite": (_CASE,)}
 
 
 def reason_against(pool: PoolProblem, first: ConvProblem, second: ConvProblem) -> str:
-    """Why the three cannot be one tactic, or ""."""
+    """Returns why the pool and the two layers cannot be one tactic, or ""."""
     if not pool.is_global or pool.kind != "avg":
         return "no global average"
     for p, before in ((first, pool), (second, first)):
@@ -102,9 +108,9 @@ def candidates(p: SqueezeExciteProblem, device: Device, only: Only = None) -> Ca
 
 @lru_cache(maxsize=4096)
 def ways(p: SqueezeExciteProblem) -> tuple[Parts, ...]:
-    """Returns the ways in which blocks may share an image: one block alone, a cluster, or more.
+    """Returns the ways in which blocks may share an image: one block, a cluster, or more blocks in one or two launches.
 
-    A thread has at least one vector to load, and the blocks of all images are neither few nor too many, where possible.
+    A thread has at least one vector to load; all images together have FEW to MANY blocks, if possible.
     """
     c8, n, vectors = -(-p.average.c // 8), p.average.n, -(-p.average.c // 8) * p.average.h * p.average.w
     least, useful = _power(-(-c8 // THREADS)), _power(-(-vectors // THREADS))
@@ -120,13 +126,13 @@ def ways(p: SqueezeExciteProblem) -> tuple[Parts, ...]:
 
 
 def _power(number: int) -> int:
-    """The least power of 2 that is >= `number`."""
+    """Returns the least power of 2 that is >= `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 def _shared(c8: int, blocks: int) -> Parts:
-    """Splits `blocks` blocks into slices of channels, of at least 8 vectors each (a line of 128 bytes), then into runs of
-    pixels.
+    """Returns the split of an image of `c8` vectors of 8 channels among `blocks` blocks: into slices of at least 8 vectors (a
+    line of 128 bytes), then into runs of pixels.
     """
     slices = 1
     while slices < blocks and -(-c8 // (2 * slices)) >= 8:
@@ -154,7 +160,7 @@ def launches(p: SqueezeExciteProblem, tactic: Tactic) -> tuple[Launch, ...]:
 
 
 def _arguments(p: SqueezeExciteProblem, tactic: Tactic, sizes: "_Sizes", warps: int = WARPS) -> Args:
-    """The arguments of every launch; `sizes`, `warps`: of the block."""
+    """Returns the arguments that every launch has; `sizes`, `warps`: of the block."""
     x, y = own_strides(p, tactic)
     one, two, parts = p.first, p.second, tactic.parts
     of_one, of_two, pixels = conv_pointers(one), conv_pointers(two, "2"), p.average.h * p.average.w
@@ -170,15 +176,16 @@ def _arguments(p: SqueezeExciteProblem, tactic: Tactic, sizes: "_Sizes", warps: 
 
 
 def _divisor(d: int) -> Args:
-    """The kernel's struct Divisor."""
+    """Returns the members of the kernel's struct Divisor for the divisor `d`."""
     return ints(d=d, inverse=-(-(1 << 22) // d))
 
 
 def scale_launch(p: SqueezeExciteProblem, fmt: Format, blocks: int, act: Activation) -> Launch:
-    """The second of two launches behind a convolution: it multiplies the convolution's output, in format `fmt`, by its scale.
+    """Returns the second of two launches of conv_scaled: it multiplies the convolution's output, in format `fmt`, by its scale
+    and applies `act`, in place.
 
-    The convolution has written its output, and to the workspace the hidden values of each of an image's `blocks`. `act`:
-    follows the product.
+    The first launch, the convolution, has `blocks` blocks per image, each of which wrote its share of the hidden values to the
+    workspace.
     """
     tactic = tactic_of("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
     (sizes, across, runs), warps = _scaled_sizes(p, tactic), _scaled_warps(p)
@@ -201,7 +208,7 @@ def _scaled_warps(p: SqueezeExciteProblem) -> int:
 
 
 def _scaled_sizes(p: SqueezeExciteProblem, tactic: Tactic) -> tuple["_Sizes", int, int]:
-    """Returns (sizes of a block, blocks along channels, blocks along pixels)."""
+    """Returns, for scale_launch, (sizes of a block, number of blocks along channels, along pixels)."""
     warps = _scaled_warps(p)
     sizes = _sizes(p, tactic, warps)
     across = -(-sizes.tiles_out // sizes.each)
@@ -211,8 +218,8 @@ def _scaled_sizes(p: SqueezeExciteProblem, tactic: Tactic) -> tuple["_Sizes", in
 
 
 def _smem(p: SqueezeExciteProblem, cluster: int, warps: int = WARPS) -> int:
-    """Bytes of a block's shared memory: FP32 sums of each of its warps and of each block of the cluster, and 4 columns in
-    FP16.
+    """Returns the bytes of a block's shared memory: for each hidden value the FP32 sums of its warps and of the `cluster`
+    blocks, and 4 values in FP16.
     """
     return _whole(p.first.k, 32) * (4 * warps + 4 * cluster + 2 * 4)
 
@@ -227,10 +234,11 @@ def _log(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """A block's share of the work, with padding. `deep`, `wide`, `k_wide`: input channels, hidden values, output channels.
+    """The sizes of a block's work. `deep`, `wide`, `k_wide`: input channels, hidden values and output channels of the problem,
+    padded.
 
-    A block has `chunks` of 32 channels of `run` pixels; `near` times `near_rows` warps share the pixels and hidden values of a
-    chunk; it has `each` times 16 output channels.
+    A block has `chunks` chunks of 32 channels, `run` pixels of each, and `each` tiles of 16 output channels. The work of a
+    chunk is shared by `near` warps along pixels times `near_rows` along hidden values. `ahead`: groups of 8 pixels in flight.
     """
 
     deep: int
@@ -242,17 +250,17 @@ class _Sizes:
     near_rows: int
     each: int
     ahead: int
-    rows: int  # of 16 hidden values, which the block has
-    width: int  # of the hidden values that are joined at a time
+    rows: int  # tiles of 16 hidden values that the block has
+    width: int  # hidden values that are joined at a time
 
     @property
     def tiles_out(self) -> int:
-        """The number of tiles of 16 output channels."""
+        """The number of tiles of 16 output channels of the problem."""
         return -(-self.k_wide // 16)
 
     @property
     def groups(self) -> int:
-        """The number of groups of 8 pixels, of 32 channels, that a warp has."""
+        """The number of groups of 8 pixels that a warp has of each chunk."""
         return -(-self.run // (8 * self.near))
 
     @property
@@ -262,36 +270,36 @@ class _Sizes:
 
     @property
     def own_rows(self) -> int:
-        """The number of rows of 16 hidden values that a warp has."""
+        """The number of tiles of 16 hidden values that a warp has."""
         return -(-self.rows // self.near_rows)
 
     @property
     def turns(self) -> int:
-        """How often a warp of the first layer loads pixels."""
+        """The number of times that a warp loads `ahead` groups of pixels."""
         return self.own_chunks * -(-self.groups // self.ahead)
 
     @property
     def instructions(self) -> tuple[int, int]:
-        """Instructions of a warp for pixels and first weights in two ways: (every turn times all hidden values, pixels added up
-        first).
+        """The instructions of a warp for pixels and the first layer's weights, in two ways: (the pixels of each turn multiplied
+        by the weights; the pixels added first, and the sums multiplied).
         """
         direct, added = (62 + 4 * self.ahead) * self.own_rows, 17 * self.ahead
         return self.turns * direct, self.turns * added + self.own_chunks * (70 + 55 * self.own_rows)
 
     @property
     def summed(self) -> bool:
-        """Whether a lane adds its pixels up before the products."""
+        """Whether pixels are added before the products: if that takes fewer instructions."""
         direct, added = self.instructions
         return added < direct and self.groups > 1
 
     @property
     def clk(self) -> float:
-        """Clocks of a warp for pixels and first weights, where two warps share each issue slot."""
+        """The clocks of a warp for pixels and the first layer's weights, if two warps share each issue slot."""
         return 2 * (110 * self.turns + self.instructions[self.summed]) + LATENCY_CLK * self.turns
 
     @property
     def down(self) -> float:
-        """The factor that makes a sum of pixels fit FP16."""
+        """The factor, a power of 2, with which a sum of pixels fits FP16."""
         return 1 / _power(self.groups) if self.summed else 1.0
 
 
@@ -304,11 +312,11 @@ def _sizes_of(p: SqueezeExciteProblem, parts: Parts, k_wide: int, warps: int) ->
     deep, wide = _whole(p.average.c, 32), _whole(p.first.k, 32)
     chunks, run = -(-deep // (32 * parts.slices)), _whole(-(-p.average.h * p.average.w // parts.runs), 8)
     each = -(-k_wide // (16 * (parts.slices * parts.runs if parts.cluster else 1)))
-    if parts.apart:  # a warp of the second layer has HELD times 32 hidden values, or more where the warps are too few
+    if parts.apart:  # a warp of the second layer has HELD times 32 hidden values, or more if there are too few warps
         each = max(1, warps // _power(-(-wide // (32 * HELD))))
     width, rows = min(_power(max(p.first.k, 32)), 32 * warps), math.ceil(p.first.k / 16 / (parts.apart or 1))
     sizes = _Sizes(deep, wide, k_wide, chunks, run, 1, 1, each, FEW_AHEAD, rows, width)
-    ticket = not parts.apart and not parts.cluster and parts.slices * parts.runs > 1  # whose warps have all hidden values
+    ticket = not parts.apart and not parts.cluster and parts.slices * parts.runs > 1  # a warp then has all hidden values
     pairs = [(near, of) for near, of in product((1, 2, 4, 8), repeat=2) if near * of <= (near if ticket else WARPS)]
     shared = [replace(sizes, near=near, near_rows=of) for near, of in pairs]
     few = min(shared, key=lambda s: s.clk)
@@ -318,11 +326,12 @@ def _sizes_of(p: SqueezeExciteProblem, parts: Parts, k_wide: int, warps: int) ->
 
 
 def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Packs w [mid to whole 16][c to whole 32] and w2 [k to whole 16][mid to whole 32] in FP16 tiles of 16 x 32, each two
-    factors of mma.m16n8k16 (PTX ISA, 9.7.14.5.8); biases as FP32; zeros for missing ones.
+    """Returns w [mid padded to 16][c padded to 32] and w2 [k padded to 16][mid padded to 32] in FP16 tiles of 16 x 32, each of
+    two operands A of mma.m16n8k16 (PTX ISA, 9.7.14.5.8); biases in FP32, zeros if the problem has none.
 
-    In a tile lane 4g + t has columns 8t..8t+3 of rows g and g + 8 in the first factor, 8t+4..8t+7 in the second one, two at a
-    time: lane 5, for example, has columns 8, 9 of row 1, the same of row 9, then columns 10, 11 of row 1, and of row 9.
+    In a tile, lane 4g + t has columns 8t to 8t+3 of rows g and g + 8 in the first operand, 8t+4 to 8t+7 in the second, in
+    pairs: lane 5 (g 1, t 1) has columns 8, 9 of row 1, then of row 9, columns 10, 11 of row 1, then of row 9; then the second
+    operand's.
     """
     sizes, packed = section_bytes(p, tactic), dict[str, np.ndarray]()
     for name, conv in (("w", p.first), ("w2", p.second)):
@@ -339,19 +348,19 @@ def pack(p: SqueezeExciteProblem, tactic: Tactic, weights: Mapping[str, np.ndarr
 
 
 def section_bytes(p: SqueezeExciteProblem, tactic: Tactic) -> dict[str, int]:
-    """Returns the bytes of the sections that `pack` makes."""
+    """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     mid, rows = p.first.k, _whole(padded_channels(tactic.out.layout, p.second.k), 16)
     w, w2 = _whole(mid, 16) * _whole(p.average.c, 32), rows * _whole(mid, 32)
     return {"w": 2 * w, "w2": 2 * w2, "b": 4 * _whole(mid, 32), "b2": 4 * rows}
 
 
 def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
-    """Counts bytes and clocks. All blocks read and multiply their shares, then a cluster's blocks, or an image's last block, do
-    the rest, load behind load.
+    """Returns counts of the one or two launches. All blocks read and multiply their shares; then a cluster's blocks, an image's
+    last block or the second launch does the rest, in which each load waits for the one before.
 
-    Weights are fetched into L2 while the pixels arrive. Blocks of one SM share its instructions and its part of L2.
-    Instructions are counted in sm_90a's machine code: per turn of pixels, per 16 output channels, and for each 16, or 32,
-    hidden values of these. Products of a sum follow one another.
+    Weights are fetched into L2 while the pixels arrive. Blocks of an SM share its issue slots and its part of L2's bandwidth.
+    The numbers of instructions are those of sm_90a's machine code: per turn of pixels, per 16 output channels, and per 16, or
+    32, hidden values of these. Products of one sum wait for each other.
     """
     sizes, n, shares = _sizes(p, tactic), p.average.n, tactic.parts.slices * tactic.parts.runs
     blocks = shares * (tactic.parts.apart or 1)
@@ -387,10 +396,10 @@ def counts(p: SqueezeExciteProblem, tactic: Tactic, device: Device) -> Counts:
 
 
 def _tile_clk(sizes: _Sizes, near: int, warps: int, least: float) -> tuple[float, float]:
-    """Returns (clocks to issue, all clocks) of 16 output channels, whose hidden values are shared by `near` of the block's
-    warps.
+    """Returns (clocks of issue, all clocks) for a tile of 16 output channels whose hidden values `near` of the block's `warps`
+    share.
 
-    `least`: clocks until their weights arrive, where these were not loaded before the hidden values were known.
+    `least`: clocks until the tile's weights arrive; 0 if they were loaded before the hidden values were known.
     """
     deep = -(-sizes.wide // (32 * near))
     issue = warps / 4 * (110 + 20 * deep)
@@ -398,8 +407,8 @@ def _tile_clk(sizes: _Sizes, near: int, warps: int, least: float) -> tuple[float
 
 
 def _join_clk(sizes: _Sizes, shares: int, before: float, warps: int, joined: int) -> float:
-    """Returns the clocks of a block that joins the sums of `shares` blocks; `before`: instructions that no wait hides;
-    `joined`: shares whose sums a thread has in flight.
+    """Returns the clocks in which a block joins the sums of `shares` blocks. `before`: instructions before that, if no wait
+    hides them; `joined`: shares whose sums a thread loads in one turn.
     """
     turns = -(-sizes.wide // sizes.width) * -(-shares * sizes.width // (joined * 32 * warps))
     of_turn = JOIN_TURN * joined / JOINED
@@ -407,8 +416,8 @@ def _join_clk(sizes: _Sizes, shares: int, before: float, warps: int, joined: int
 
 
 def scaled_counts(p: SqueezeExciteProblem, fmt: Format, blocks: int, device: Device) -> Counts:
-    """Counts `scale_launch`: its blocks join the hidden values, load behind load, then multiply the pixels that they loaded
-    meanwhile.
+    """Returns counts of `scale_launch`: its blocks join the hidden values, compute the scale, then multiply the pixels, which
+    they loaded meanwhile.
     """
     tactic = tactic_of("squeeze_excite", Parts(1, blocks, apart=1), (fmt,), fmt)
     (sizes, across, runs), before = _scaled_sizes(p, tactic), 0 if device.dependent_launch else BEFORE_SECOND

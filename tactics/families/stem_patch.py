@@ -1,4 +1,4 @@
-"""Patches of a stem's input (conv_stem.py): the shape of a tile, its patch's pitch, and the order of K."""
+"""The patch of a stem's input (conv_stem.py): the shape of a tile, the pitch of its patch, and the order of taps along K."""
 
 import math
 from dataclasses import dataclass
@@ -11,17 +11,18 @@ from tactics.problems.problem import ConvProblem
 from tactics.tactic import Tile
 
 BANKS = 32
-IN_PLACE = Tile(64, 256, 16, 4, 2, 1)  # wgmma reads its pixels in the patch itself; it has a pool
+IN_PLACE = Tile(64, 256, 16, 4, 2, 1)  # the tile whose pixels wgmma reads in the patch, without a gather; for stems with a pool
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A tile of 2**log2_th x 2**log2_tw pixels and its patch: `rows` rows of `pairs` pairs of columns.
+    """A tile of 2**log2_th x 2**log2_tw pixels and its patch: `rows` rows of `pairs` pairs of columns, of which the first
+    `cols` columns are read. The first window begins at column `shift`.
 
-    Of a row the first `cols` columns are read; the first window begins at column `shift`. `taps` [steps of K, 2 registers, 4
-    lanes, 2 halfs]: index of the tap (c, r, s) there, -1 for none. `slots` [steps, 4 lanes, loads]: byte offset in the patch of
-    a lane's load: of a word per register if `paired`, else of each half. Masks of the steps from `full` on clear all bits
-    without taps. `excess`: whether some load needs two words of one bank.
+    `taps` [steps of K, 2 registers, 4 lanes, 2 halfs]: the index of the tap (c, r, s) at that place of K, -1 for none. `slots`
+    [steps, 4 lanes, loads]: the byte offset in the patch that a lane's load adds to its pixel's; a load reads a word, for one
+    register, if `paired`, else a half. In the steps from `full` on, masks clear the bits without taps. `excess`: whether some
+    load needs two words of one bank.
     """
 
     log2_th: int
@@ -42,14 +43,15 @@ class Geometry:
 
     @property
     def masks(self) -> np.ndarray:
-        """The bits that belong to taps: [masked steps, 4 lanes, 2 registers]."""
+        """The bits that belong to taps, uint32 [steps from `full` on, 4 lanes, 2 registers]."""
         real = (self.taps[self.full :] >= 0).astype(np.uint32) * 0xFFFF
         return (real[..., 0] | real[..., 1] << 16).transpose(0, 2, 1)
 
 
 @lru_cache(maxsize=1024)
 def geometry(p: ConvProblem, pixels: int, wide: bool) -> Geometry:
-    """The geometry with the least work for `pixels` per tile; `wide`: rows of at least 16, for stores along pixels."""
+    """Returns the geometry with the least work for tiles of `pixels`; `wide`: tile rows of at least 16, for stores along
+    rows."""
     options = []
     for th, tw in shapes(pixels, wide):
         rows, cols = (
@@ -57,7 +59,7 @@ def geometry(p: ConvProblem, pixels: int, wide: bool) -> Geometry:
         )
         if tile := outputs(p, th, tw):
             tiles = math.prod(-(-size // t) for size, t in zip(p.out_shape[2:], tile, strict=True))
-            # Threads that convert cost about half as much per element as those that multiply do per pixel and 16 taps.
+            # To convert an element of the patch takes about half of the time of a pixel's products with 16 taps.
             options.append((tiles * (p.c * rows * (cols + 4) / 2 + pixels * 8), 1 - tw.bit_length(), rows, cols))
     for _, minus, rows, cols in sorted(options):
         best = _ordered(p, pixels, -minus, rows, cols)
@@ -67,30 +69,31 @@ def geometry(p: ConvProblem, pixels: int, wide: bool) -> Geometry:
 
 
 def _shift(p: ConvProblem) -> int:
-    """Columns before a tile's first window, so that every patch begins at an even column of the image."""
+    """Returns the number of columns before a tile's first window with which every patch begins at an even column of the
+    image."""
     return p.pad[1] % 2 if p.stride[1] % 2 == 0 or not p.epilogue.pool else 0
 
 
 def shapes(pixels: int, wide: bool) -> list[tuple[int, int]]:
-    """(height, width) of all tiles of this many pixels, powers of two."""
+    """Returns (height, width), powers of 2, of every tile of this many pixels; the width is at least 16 if `wide`, else 4."""
     return [(pixels >> log2_tw, 1 << log2_tw) for log2_tw in range(4 if wide else 2, pixels.bit_length())]
 
 
 def pool_of(p: ConvProblem) -> tuple[int, ...]:
-    """Epilogue.pool; for a convolution without a pool, windows of one result each."""
+    """Returns Epilogue.pool; for a convolution without a pool, a pool of 1x1 windows."""
     return p.epilogue.pool or (1, 1, 1, 1, 0, 0, p.p, p.q)
 
 
 def outputs(p: ConvProblem, th: int, tw: int) -> tuple[int, int] | None:
-    """Returns (rows, columns) of the output that a tile of th x tw results gives: all of the results, or the pool's windows
-    inside; None if no window fits.
+    """Returns (rows, columns) of the output that a tile of th x tw results of the convolution gives: as many, or the number of
+    the pool's windows inside it; None if no window fits.
     """
     r, s, stride_h, stride_w = pool_of(p)[:4]
     return ((th - r) // stride_h + 1, (tw - s) // stride_w + 1) if th >= r and tw >= s else None
 
 
 def _ordered(p: ConvProblem, pixels: int, log2_tw: int, rows: int, cols: int) -> Geometry:
-    """The geometry whose pitch (of the next 32) lets its slots be sorted into the fewest fours."""
+    """Returns the geometry with the best of 32 pitches: its slots form the fewest fours. `rows`, `cols`: of the patch."""
     n, tw, shift = np.arange(8), 1 << log2_tw, _shift(p)
     paired = p.stride[1] * p.c % 2 == 0
     found: list[Geometry] = []
@@ -105,7 +108,7 @@ def _ordered(p: ConvProblem, pixels: int, log2_tw: int, rows: int, cols: int) ->
         clash = _clashes(base, at)
         fours, real = _fours(clash, 2 if paired else 4)
         taps = np.where(real[..., None], members[fours], -1)
-        # [steps, loads, lanes (, halfs)] -> registers, lanes, halfs; a register is a word, or two halfs.
+        # taps [steps, loads, lanes, halfs] -> [steps, registers, lanes, halfs]: a load fills a register, or one half of it.
         shape = (len(fours), 2, 4, 2)
         whole = (members[fours] >= 0).all(axis=(1, 2, 3)) if paired else np.ones(len(fours), bool)
         taps = taps.reshape(shape) if paired else taps[..., 0].reshape(len(fours), 2, 2, 4).swapaxes(2, 3)
@@ -119,8 +122,10 @@ def _ordered(p: ConvProblem, pixels: int, log2_tw: int, rows: int, cols: int) ->
 
 
 def _slots(halfs: np.ndarray, paired: bool) -> np.ndarray:
-    """Returns the taps that one load reads: [slots, 2 halfs], -1 for none. Paired loads read a word, the words with two taps
-    first; other loads read one tap.
+    """Returns the taps that each slot's load reads: [slots, 2 halfs], -1 for none. `halfs`: the offset of each tap in the
+    patch.
+
+    A load reads one tap, or if `paired` the taps in a word, one or two; slots with two come first.
     """
     if not paired:
         return np.stack([np.arange(len(halfs)), np.full(len(halfs), -1)], axis=1)
@@ -131,7 +136,11 @@ def _slots(halfs: np.ndarray, paired: bool) -> np.ndarray:
 
 
 def _clashes(base: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Whether the halfs base + offset of two taps (or of one) need two words of one bank: bool [taps, taps]."""
+    """Returns bool [slots, slots]: whether the loads of two slots (on the diagonal: of one) for 8 pixels need two words of one
+    bank.
+
+    `base`: the offsets in halfs of 8 pixels; `offsets`: of the slots.
+    """
     words = (base + offsets[:, None]) // 2
     held = np.full((len(offsets), BANKS), -1)
     rows = np.arange(len(offsets))[:, None]
@@ -144,10 +153,11 @@ def _clashes(base: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
-    """Groups slots (taps that one load reads) into fours whose loads clash in no bank, by first fit; returns (slot, whether it
-    counts), both [steps, loads, 4 lanes].
+    """Groups slots into fours without a clash, by first fit; returns (slot, whether it is one and no filling), both [steps,
+    loads, 4 lanes].
 
-    Empty places repeat the first slot of their four.
+    A four with fewer slots is filled with its first one. With clashes only of slots 0 and 1, five slots give 1 1 1 1 and 0 2 3
+    4.
     """
     fours: list[list[int]] = []
     todo = list(range(len(clash)))
@@ -158,7 +168,7 @@ def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
                 four.append(slot)
         todo = [t for t in todo if t not in four]
         fours.append(four)
-    fours.sort(key=max)  # halves of words come last and stay last
+    fours.sort(key=max)  # slots with one tap stay last
     order = [(four + four[:1] * 3)[:4] for four in fours]
     real = [[i < len(four) for i in range(4)] for four in fours]
     empty = -len(fours) % loads
@@ -167,13 +177,13 @@ def _fours(clash: np.ndarray, loads: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def in_place(t: Tile) -> bool:
-    """Whether wgmma reads this tile's pixels in the patch."""
+    """Returns whether wgmma reads this tile's pixels in the patch, as with IN_PLACE."""
     return (t.m, t.warps_m) == (IN_PLACE.m, IN_PLACE.warps_m)
 
 
 def fits_in_place(p: ConvProblem, device: Device) -> bool:
-    """Whether wgmma may read the pixels in the patch: windows begin every 16 bytes of a patch with 4 channels per pixel; their
-    rows, with the column ahead, are whole steps of K; and a pool follows.
+    """Returns whether wgmma can read the pixels in the patch: with 4 channels per pixel, windows begin 16 bytes apart (stride
+    2); a row of a window, with the column before it, is a whole number of steps of K; and a pool follows.
     """
     windows = p.stride[1] == 2 and p.s % 4 == 3 and p.pad[1] % 2 == 1 and p.dilation == (1, 1)
     return device.sm == "sm_90a" and p.c >= 3 and windows and bool(p.epilogue.pool and outputs(p, IN_PLACE.n // 16, 16))
@@ -181,12 +191,12 @@ def fits_in_place(p: ConvProblem, device: Device) -> bool:
 
 @lru_cache(maxsize=1024)
 def geometry_in_place(p: ConvProblem, t: Tile) -> Geometry:
-    """The geometry of a patch that wgmma reads: a warpgroup has 8 columns of pixels; a row of the window is pairs of columns,
-    beginning with the column before it.
+    """Returns the geometry of a patch that wgmma reads: a warpgroup has 8 columns of pixels; a row of a window is pairs of
+    columns, beginning with the column before it, whose weights are 0.
     """
     tw, shift = 8 * t.warps_n, _shift(p)
     r, s, c = np.indices((p.r, p.s + 1, 4)) - np.array([0, 1, 0])[:, None, None, None]
     taps = np.where((s >= 0) & (c < p.c), (c * p.r + r) * p.s + s, -1).reshape(-1, 2, 4, 2)
-    log2_tw, slots = tw.bit_length() - 1, np.zeros((len(taps), 4, 2), np.uint32)  # slots: nobody reads them
+    log2_tw, slots = tw.bit_length() - 1, np.zeros((len(taps), 4, 2), np.uint32)  # the kernel does not read these slots
     shape = t.n.bit_length() - 1 - log2_tw, log2_tw, (t.n // tw - 1) * p.stride[0] + p.r, (tw - 1) * 2 + p.s + shift
     return Geometry(*shape, shift, tw - 1 + (p.s + 1) // 2, len(taps), True, taps, slots, False)

@@ -1,4 +1,4 @@
-"""The families of tactics.kernels, by kernel and by problem."""
+"""The families of the kernels in tactics.kernels, by kernel and by class of problem."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -8,9 +8,9 @@ from tactics.kernels import ROWS, Kernel
 from tactics.problems.problem import Problem
 
 OF_KERNEL: Mapping[str, ModuleType] = {k.name: import_module(f"tactics.families.{k.family}") for k in ROWS}
-# Kind of problem -> the families that may have tactics for it, in the order of ROWS, and the first kernel of each.
+# Class of problem -> {family that may have tactics for it: the family's first kernel for it}, in the order of ROWS.
 OF_PROBLEM: dict[type[Problem], dict[ModuleType, Kernel]] = {}
-# The same of kernels of which some tensors are bytes of whole numbers.
+# The same for kernels that have tensors of whole numbers in bytes.
 OF_WHOLE: dict[type[Problem], dict[ModuleType, Kernel]] = {}
 for _k in ROWS:
     for _kind in _k.whole:
@@ -20,6 +20,6 @@ for _k in ROWS:
 
 
 def missing(problem: Problem, kernel: Kernel) -> str:
-    """The first feature that the problem needs and the kernel lacks, as "no ...", or ""."""
+    """Returns "no " and the first feature, in alphabetical order, that the problem needs and the kernel lacks; "" if none."""
     found = sorted(problem.needs - kernel.supports)
     return f"no {found[0]}" if found else ""

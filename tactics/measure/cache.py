@@ -1,4 +1,4 @@
-"""Measurements of tactics in a file that builds share: what was timed once is not timed again."""
+"""A file of measurements of tactics that builds share, so that no tactic is timed twice."""
 
 import errno
 import fcntl
@@ -20,15 +20,16 @@ from cuda_kernels.files import open_regular
 from tactics.kernels import KERNELS
 from tactics.problems import array_functions
 
-# How times are measured: in a graph; weights cold unless the network stays in the L2 (a key's policy has which, see timing.py);
-# inputs behind a ReLU half zeros; samples at a low clock repeated.
+# How times are measured: in a CUDA graph; weights not in L2 unless the whole network fits there (Measured.key adds which of the
+# two); inputs that come from a ReLU are half zeros; samples at a low clock are repeated.
 POLICY = "graph, L2 by network, half zeros behind ReLU, samples of a full clock, v2"
 MOST_BYTES = 1 << 28  # of a cache's file: about a million measurements
 MOST_US = 1e9  # of a measurement: requests to the child process end long before
 
 
 class Key(NamedTuple):
-    """What decides a measurement. `device`: title, sm, SMs, L2 bytes, driver; `source`: kernel, headers, compiler."""
+    """The facts on which a measurement depends. `device`: title|sm|SMs|L2 bytes|driver; `source`: a hash of the kernel, its
+    headers and its compiler (source_key); `problem`, `tactic`: as text; `policy`: POLICY and its additions."""
 
     device: str
     source: str
@@ -39,8 +40,8 @@ class Key(NamedTuple):
 
 @lru_cache(maxsize=64)
 def source_key(kernel: str) -> str:
-    """Names the kernel's binaries up to their compile-time values: sources, headers, options, compiler. Of library functions:
-    their source and the library's version."""
+    """Returns a hash of all that decides a kernel's machine code but its compile-time values: sources, headers, options,
+    compiler. For library functions it is a hash of array_functions.py and CuPy's version."""
     if kernel == "library":
         from importlib.metadata import version  # it brings half of package email
 
@@ -50,16 +51,16 @@ def source_key(kernel: str) -> str:
 
 
 class Cache:
-    """Measurements in a file of JSON lines, one each, only ever appended to; of several for one key the last counts.
+    """A file of JSON lines, one measurement each, that only grows; the last line of a key counts.
 
-    A line: Key's fields, then either `error`, the text of a failure, or us, low_us, high_us, n, clock_mhz (of the last
-    samples), rel_error, `slow` (how many samples count though the clock was low) and `over`: whether these are all the samples
-    that the tactic is to have; until then `samples` has them, and a build goes on from there.
-    What is added at once is one write() to a file opened with O_APPEND, so several processes may share it, each with a shared
-    lock while it writes; who replaces the file has an exclusive one, see `held`. A torn last line is
-    ignored, other lines that are no measurement are too, and counted in `malformed`. Another driver, GPU, source or policy is a
-    miss. Where the file cannot be written, one RuntimeWarning says so, and measurements last as long as the process; so they do
-    without a path. Raises OSError for a path that is no regular file, or one that is longer than any cache gets.
+    A line has Key's fields, then either `error`, the text of a failure, or us, low_us, high_us, n (samples), clock_mhz (of the
+    last samples), rel_error, `slow` (the number of samples that count though the clock was low) and `over`: whether the tactic
+    needs no more samples. Where it needs more, `samples` lists the ones so far, and a later build continues from them.
+
+    Several processes may share the file: each call of add_all is one write() with O_APPEND under a shared lock, and a process
+    that replaces the file holds an exclusive lock (`held`). A torn last line is ignored; other invalid lines are skipped and
+    counted in `malformed`. If the file cannot be written, one RuntimeWarning says so, and measurements are kept in memory only,
+    as with the path None. Raises OSError for a path that is no regular file, and for a file above MOST_BYTES.
     """
 
     def __init__(self, path: str | os.PathLike | None):
@@ -68,14 +69,14 @@ class Cache:
         self._records: dict[Key, dict] = {}
         self._file: int | None = None
         self._lost = path is None
-        self._inode, self._end = 0, 0  # of the file as it was read last: which it was, and where its whole lines end
+        self._inode, self._end = 0, 0  # of the file as it was last read: its number, and the end of its last whole line
         self._alike: dict[tuple[str, str], list[Key]] = {}
         self.refresh()
         for key in self._records:
             self._alike.setdefault((key.problem, key.tactic), []).append(key)
 
     def refresh(self) -> None:
-        """Read what was appended since the file was last read; all of it where it is another file."""
+        """Reads the lines appended since the last read; the whole file if it was replaced since."""
         if self._lost:
             return
         data, self._inode, begin = _read(self.path, self._inode, self._end)
@@ -94,7 +95,8 @@ class Cache:
         return len(self._records)
 
     def why_missing(self, key: Key) -> str:
-        """Returns what differed when the file's measurement of this problem and tactic was made; "new" if there is none."""
+        """Returns which of DIFFERENCES made the cache miss: the first one of the nearest measurement of this problem and
+        tactic; "new" if the file had none when it was opened."""
         found = [
             [text for same, text in zip(_parts(key, other), DIFFERENCES, strict=True) if not same]
             for other in self._alike.get((key.problem, key.tactic), ())
@@ -150,7 +152,8 @@ class Cache:
         )
 
     def used_text(self, verdicts: Iterable[str]) -> str:
-        """A line on what was asked for; `verdicts`: why it was missing (see `why_missing`), empty where it was not."""
+        """Returns a line on how many of the wanted times the cache had. `verdicts`: for each wanted time, "" if the cache had
+        it, else the result of `why_missing`."""
         found = Counter(verdicts)
         used, total = found.pop("", 0), found.total()
         parts = [f"{count} {'not in it' if why == 'new' else f'measured with {why}'}" for why, count in found.items()]
@@ -174,7 +177,8 @@ class Cache:
 
 @contextmanager
 def held(name: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yields a cache's bytes under an exclusive lock: nothing is appended until the end of the `with` block. Raises OSError."""
+    """Yields a cache file's bytes under an exclusive lock, so that no process appends until the `with` block ends. Raises
+    OSError."""
     while True:
         with open_regular(name) as file:
             with suppress(OSError):  # a file system without locks
@@ -189,9 +193,7 @@ def key_of(record: Mapping[str, Any]) -> Key:
 
 
 def is_over(record: Mapping[str, Any] | None) -> bool:
-    """Returns whether a build needs no more samples of a tactic: its time is known, or the reason why it has none. None: no
-    record.
-    """
+    """Returns whether a cache line (None: there is no line) is final: it has an error, or all samples that the tactic needs."""
     return record is not None and record.get("over") is not False
 
 
@@ -205,8 +207,8 @@ def _parts(key: Key, other: Key) -> Iterator[bool]:
 
 
 def _read(path: Path, inode: int, begin: int) -> tuple[bytes, int, int]:
-    """(the file's bytes behind `begin`, its inode, where they begin: 0 if it is not the file of `inode` any more); none where
-    it cannot be read, as one of another user."""
+    """Returns (bytes of the file from an offset on, the file's inode, that offset): the offset is `begin`, or 0 if the path now
+    names another file than `inode`. Returns (b"", 0, 0) for a missing or unreadable file. Raises OSError above MOST_BYTES."""
     try:
         with open_regular(path) as file:
             status = os.fstat(file.fileno())
@@ -220,8 +222,8 @@ def _read(path: Path, inode: int, begin: int) -> tuple[bytes, int, int]:
 
 
 def whole_lines(data: bytes) -> dict[Key, bytes]:
-    """Returns key -> its last line in a file, in order; a torn last line is ignored. Raises ValueError for another invalid
-    line.
+    """Returns key -> its last line, from a cache file's bytes, in the order of those lines; a torn last line is ignored. Raises
+    ValueError for any other invalid line.
     """
     found: dict[Key, bytes] = {}
     for number, line in enumerate(io.BytesIO(data), 1):
@@ -235,7 +237,7 @@ def whole_lines(data: bytes) -> dict[Key, bytes]:
 
 
 def parse(line: bytes) -> dict | None:
-    """Returns the record on a line of the cache; None if the line is no measurement."""
+    """Returns the fields of a cache line as a dict; None if the line is no measurement."""
     try:
         record = json.loads(line)
         if not all(isinstance(record[f], str) for f in Key._fields):
@@ -253,5 +255,6 @@ def parse(line: bytes) -> dict | None:
 
 
 def are_times(values: object) -> bool:
-    """Whether these are microseconds; a bool is an int too, and infinity a float."""
+    """Returns whether `values` is a list of times in microseconds: int or float (bool is neither here), above 0, below
+    MOST_US."""
     return isinstance(values, list) and all(type(v) in (int, float) and 0 < v < MOST_US for v in values)

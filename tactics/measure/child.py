@@ -1,4 +1,4 @@
-"""A child process that may hang or die: whoever asks it gets an answer, or learns in time that there will be none."""
+"""A child process that answers requests and may hang or die: each request gets an answer or, after a time limit, a fault."""
 
 import contextlib
 import ctypes
@@ -22,7 +22,7 @@ Answer = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 class _Lost(Exception):
-    """The process hung, died or answered nonsense; it must be killed. `fault` says which, and whose it is."""
+    """Raised when the process hung, died or wrote an invalid answer; the process must then be killed. `fault`: the reason."""
 
     def __init__(self, fault: Fault | str) -> None:
         self.fault = Fault(fault, fatal=True) if isinstance(fault, str) else fault
@@ -30,8 +30,11 @@ class _Lost(Exception):
 
 
 class Child:
-    """A child process that is started when it is needed, and anew after each that was lost: one JSON object per line each way,
-    over pipes. In a session of its own, so Ctrl-C spares it."""
+    """A child process, started by `start`, that reads requests and writes answers over pipes, one JSON object per line.
+
+    It runs in a session of its own, so Ctrl-C in the terminal does not reach it. After a fatal fault the process is killed, and
+    `start` makes a new one.
+    """
 
     def __init__(self, command: Sequence[str]):
         self._command = tuple(command)
@@ -42,8 +45,8 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def start(self, timeout_s: float) -> dict[str, Any]:
-        """Starts a new process and returns its first line, {"error": text} without one. A process that names no device is
-        ended.
+        """Starts a new process and returns its first line; {"error": text} if none came in `timeout_s` seconds. A process whose
+        line has no "device" is ended.
         """
         self.close()
         self._id, self._buffer = 0, b""
@@ -68,8 +71,8 @@ class Child:
         return hello
 
     def ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Sends a request to the running process and returns its answer, or its fault as an answer; a fatal fault ends the
-        process.
+        """Sends a request to the running process and returns its answer, {"error": text, "fatal": bool, "passing": bool} for a
+        fault. A fatal fault ends the process.
         """
         assert self._process is not None  # the caller has looked
         try:
@@ -132,8 +135,10 @@ class Child:
 
 
 def serve(begin: Callable[[], tuple[dict[str, Any], Answer | None]]) -> None:
-    """The child's side: a first line, then an answer to each request. `begin`: the line, and what answers unless it says why
-    there is nothing to ask."""
+    """Runs the child's side of the pipe: writes a first line, then answers each request until standard input ends.
+
+    `begin` returns (the first line, the function that answers a request, or None if no request can be answered).
+    """
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print goes to standard error
     answer: Answer | None = None
@@ -154,14 +159,18 @@ def serve(begin: Callable[[], tuple[dict[str, Any], Answer | None]]) -> None:
 
 
 def command_of(module: str) -> tuple[str, ...]:
-    """The command for a child that runs a module as `python -m` does, and dies with its parent from its first moment on: not
-    only once it has imported what it needs, which takes seconds."""
+    """Returns the command of a child that runs a module as `python -m` does, and that is killed when its parent ends.
+
+    This file sets that up before it runs the module, whose imports take seconds in which the parent may end.
+    """
     return sys.executable, "-m", "tactics.measure.child", module
 
 
 def _die_with_parent() -> None:
-    """Linux: be killed when the parent is, even while a kernel hangs; at once where it is gone already, and with it the other
-    end of standard input."""
+    """Asks Linux to kill this process when its parent ends, even while a kernel hangs; ends now if the parent is gone already.
+
+    A parent that is gone shows by the closed other end of standard input (POLLHUP).
+    """
     with contextlib.suppress(OSError, AttributeError):  # elsewhere the end of standard input has to do
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
         gone = select.poll()

@@ -1,4 +1,4 @@
-"""Kernels compiled beside the measuring: by threads, of which each kernel's error waits for the tactic that asks for it."""
+"""Kernels compiled in threads while others are measured; a compiler error is kept until a tactic asks for its kernel."""
 
 import os
 from collections.abc import Iterable
@@ -9,7 +9,8 @@ from tactics.launches import Binary
 
 
 class Compiling:
-    """Compiles for an architecture; `progress` is told of kernels that no cache has, by who waits for them."""
+    """Compiles kernels for the architecture `sm` in threads. `progress`(done, all) is called, while `log` waits, with the
+    numbers of the kernels that were not in the cache of compiled kernels."""
 
     def __init__(self, sm: str, progress: Counter | None):
         self._sm, self._progress = sm, progress

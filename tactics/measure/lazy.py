@@ -1,12 +1,13 @@
-"""Few tactics timed, and the others bounded from below, so that a plan of the timed ones is known to be the best.
+"""A timer that times few tactics and gives the others a lower bound, so that a plan of timed tactics is known to be the best.
 
-A tactic that is not timed counts with a lower bound: its estimate (tactics.predict), corrected by what measured / estimated has
-been so far for its kernel, some standard deviations lower, and never below what no kernel can go below. A planner solves, has
-timed what its plan uses (`refine`), and solves again; once all of a plan is timed, no other plan is faster, unless a bound is
-too high. The corrections rest on all times that are known, in any order: who begins with a full cache ends with the same plan.
+A tactic that is not timed gets a lower bound: its estimate (tactics.predict) times the mean ratio of measured to estimated time
+of its kernel so far, lowered by some standard deviations, but at least the hardware's least time (tactics.roofline). A planner
+solves, lets the tactics of its plan be timed (`refine`), and solves again; once all tactics of a plan are timed, no other plan
+is faster, unless a bound is too high. The ratios depend on the set of known times and not on their order, so a build with a
+full cache ends with the same plan.
 
-An example: of two tactics one is estimated at 10 us, the other at 14, both with an error of 15 %. At 2 sigma and without a
-correction they count as 7.4 and 10.4 us. The first is timed, 9 us; the other one, at 10.4 at least, need not be.
+Example: tactic A is estimated at 10 us, tactic B at 14 us, both with an error of 15 %. At 2 standard deviations, with a ratio
+of 1, the bounds are 7.4 and 10.4 us. A is timed: 9 us. B takes at least 10.4 us, so it is not timed.
 """
 
 import math
@@ -31,8 +32,8 @@ OPTIMISTIC = -0.35  # the logarithm of measured / estimated that is assumed befo
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """How much is timed: bounds are `sigmas` standard deviations below an estimate, and beside each tactic of a plan the
-    `nearest` ones of its formats are timed."""
+    """How much is timed. `sigmas`: standard deviations by which bounds are below estimates; `nearest`: the number of further
+    tactics of the same formats that are timed together with each tactic of a plan."""
 
     sigmas: float
     nearest: int
@@ -43,8 +44,8 @@ LEVELS = {1: Level(1.0, 1), 2: Level(1.0, 4), 3: Level(2.0, 4), 4: Level(3.0, 8)
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """A predicted time. `log_us`: natural logarithm of the microseconds; `error`: standard deviation of `log_us`; `least`:
-    microseconds that no kernel can go below."""
+    """A predicted time. `log_us`: natural logarithm of the microseconds; `error`: standard deviation of `log_us`; `least`: the
+    hardware's least time in microseconds."""
 
     log_us: float
     error: float
@@ -52,10 +53,11 @@ class _Estimate:
 
 
 class Lazy(Around):
-    """A timer that has another one, `timer`, time what `refine` is asked for, and bounds the rest from below.
+    """A timer that lets another timer, `timer`, time the tactics given to `refine`, and gives the others lower bounds.
 
-    `ended` says that no more is to be timed: from then on what is not timed counts with its corrected estimate. `told` hears
-    how many tactics are timed, of how many that there are, and how many will probably be.
+    `ended` returns whether timing is to stop: from then on a tactic without a time gets its corrected estimate, not a bound.
+    `told`(done, total, expected) is called before each problem's tactics are timed: the number of timed tactics, of all, and of
+    those that will probably be timed in the end.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Lazy(Around):
         super().__init__(timer)
         self._device, self.level, self._ended, self._told = device, level, ended, told
         self._errors = sigmas(device)
-        self._stale = False  # whether bounds were given before times that correct them were known
+        self._stale = False  # whether times became known after bounds were returned that these times correct
         self._times: dict[Problem, dict[Tactic, Time]] = {}
         self._open: dict[Problem, dict[Tactic, _Estimate]] = {}
         self._logs: dict[str, list[float]] = {}  # kernel -> logarithms of measured / estimated
@@ -89,8 +91,8 @@ class Lazy(Around):
         return {t: time for t, time in found if time is not None}
 
     def refine(self, pairs: Iterable[Pair]) -> bool:
-        """Times these pairs that are not timed yet, each with the nearest ones of its formats. Returns whether a time or
-        bound changed.
+        """Times those of the pairs that have no time yet, and for each the `level.nearest` tactics of its formats. Returns
+        whether a time or a bound changed.
         """
         if self._stale and not self.early:
             self._stale = False
@@ -123,7 +125,7 @@ class Lazy(Around):
         return timed, timed + sum(map(len, self._open.values()))
 
     def prepare(self, work: Iterable[tuple[Problem, Iterable[Tactic]]]) -> None:
-        """Does nothing: the tactics to time are found step by step."""
+        """Does nothing: which tactics are timed is not known before `refine`."""
 
     def _failed(self, problem: Problem, tactic: Tactic) -> bool:
         return bool(self.failures) and (str(problem), tactic.name) in self.failures
@@ -149,8 +151,8 @@ class Lazy(Around):
         return Time(us, us, us, timed=False)
 
     def _correction(self, kernel: str) -> tuple[float, float]:
-        """(the mean of log(measured / estimated), what it leaves in doubt beside the estimate's own error). fsum: a sum that
-        no order changes."""
+        """Returns (the mean of log(measured / estimated) for the kernel, a standard deviation to add to the estimate's own
+        error: UNSEEN if the mean is of other kernels). The order of the times must not change the sum, hence fsum."""
         own = self._logs.get(kernel, [])
         if len(own) >= FEW:
             return math.fsum(own) / len(own), 0.0
@@ -158,7 +160,7 @@ class Lazy(Around):
         return (math.fsum(every) / len(every) if every else OPTIMISTIC), UNSEEN
 
     def _near(self, problem: Problem, tactic: Tactic) -> list[Tactic]:
-        """Returns the untimed tactics of the same formats and kind with the lowest bounds, `level.nearest` of them."""
+        """Returns the `level.nearest` untimed tactics with the lowest bounds among those of the same formats and sparseness."""
         cell = cell_of(tactic)
         same = [(self._bound(t, e).us, t.name, t) for t, e in self._open[problem].items() if cell_of(t) == cell]
         return [t for _, _, t in sorted(same) if t != tactic][: self.level.nearest]

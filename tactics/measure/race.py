@@ -1,8 +1,9 @@
-"""The race of a problem's tactics: who gets how many samples, and when a tactic has enough. It decides, and asks nobody.
+"""The race of a problem's tactics: how many samples each tactic gets. It only decides; racing.py takes the samples.
 
-The planner needs the best tactic of every cell (same formats, same sparseness), and most of all the best of the problem. So all
-get one sample, those near the best of their cell more, and those near the best of the problem most: up to STEPS[-1]. Who is
-near is judged by the noise of the samples at hand, so a quiet GPU is asked less often.
+The planner needs the best tactic of every cell (same formats, same sparseness), and most of all the best of the problem. So
+each tactic gets one sample, those near the best of their cell get more, and those near the best of the problem most: up to
+STEPS[-1]. A tactic is near if the noise of its samples could explain the difference, so a GPU with little noise needs fewer
+samples.
 """
 
 import math
@@ -12,17 +13,20 @@ from typing import Any
 
 STEPS: tuple[int, ...] = (1, 2, 4, 7, 12, 20, 30, 45, 70, 120)  # samples that a tactic has after each request
 MOST_IN_CELL = 30  # samples of a tactic that may be the best of its cell, but not of the problem
-# Out with up to two samples: this many times the best of the cell, where that is shorter than FAR_SHORT_US the second.
+# A tactic is dropped that takes this many times as long as the best of its cell: FIRST_FAR after one sample, FAR after two, or
+# FAR_SHORT after two if the best takes less than FAR_SHORT_US microseconds.
 FIRST_FAR, FAR, FAR_SHORT, FAR_SHORT_US = 10.0, 1.5, 2.0, 10.0
-HELD_UP = 1.5  # times the 20 % quantile, of three samples or more at least the second: longer is none of the kernel's time
-DOUBT = 2.5  # standard errors of the difference to the best within which a tactic may still be the best
+HELD_UP = 1.5  # samples above this times the 20 % quantile (of 3 or more samples, at least the second) were held up by others
+DOUBT = 2.5  # a tactic within this many standard errors of the best may be the best
 ENOUGH = 0.004  # relative standard error from which on no further sample is needed
 
 
 def quantiles(samples: Sequence[float]) -> tuple[float, float, float]:
-    """The 20 % quantile, the mean of the middle half and the 80 % quantile, of the samples without launches that something
-    held up. The mean is nearer to the truth than the median is (with normal noise as near as with a third more samples), and no
-    outlier moves it either."""
+    """Returns (20 % quantile, mean of the middle half, 80 % quantile) of the samples, without those that HELD_UP excludes.
+
+    No outlier moves the mean of the middle half, nor the median; the mean has less noise: if the noise is normal, as little as
+    the median of a third more samples has.
+    """
     s = sorted(samples)
     usual = s[max(int(0.2 * (len(s) - 1)), min(1, len(s) // 3))]
     s = [x for x in s if x <= HELD_UP * usual]
@@ -37,10 +41,11 @@ def times_of(samples: Sequence[float], digits: int = 4) -> dict[str, Any]:
 
 
 class Race:
-    """`cells`: tactic -> what it competes in. `begun`: samples of tactics that have some; `known`: tactic -> (its time, number
-    of its samples) of those that are done. Times in microseconds.
+    """The state of a race: the samples of each tactic, in microseconds, and the tactics that need more.
 
-    Call `settle`, then ask for what `request` wants and `add` it, until there is nothing that it wants.
+    `cells`: tactic -> its cell, in which it competes; `begun`: tactic -> the samples that it has already; `known`: tactic ->
+    (its time, the number of its samples) for tactics that need no more. Use: `settle`, then `add` the samples that `request`
+    names, and again, until `request` names no tactic.
     """
 
     def __init__(
@@ -61,17 +66,18 @@ class Race:
         self._count(name, self.samples[name])
 
     def drop(self, name: str) -> None:
-        """Removes a tactic that failed, or could not be asked."""
+        """Removes a tactic that cannot be timed."""
         self._left.remove(name)
 
     def request(self) -> tuple[list[str], int]:
-        """Returns (the tactics with the fewest samples, how many more each is to get); ([], 0) at the end."""
+        """Returns (the tactics with the fewest samples, how many more samples each needs); ([], 0) at the end."""
         names = self._fewest()
         have = len(self.samples[names[0]]) if names else STEPS[-1]
         return names, next((step - have for step in STEPS if step > have), 0)
 
     def settle(self) -> list[str]:
-        """Of those of the fewest samples, if they have any: the tactics that have enough, and are left in peace from now on."""
+        """Removes, and returns, those of the tactics with the fewest samples that need no more; none before the first
+        samples."""
         names = self._fewest()
         if not names or not self.samples[names[0]]:
             return []
@@ -93,7 +99,8 @@ class Race:
             self._times[name] = round(quantiles(samples)[1], 4), len(samples)
 
     def _has_enough(self, name: str, best: str, first: float, noise: float) -> bool:
-        """`best`: of its cell; `first`: the best time of the problem."""
+        """Returns whether a tactic needs no more samples. `best`: the best tactic of its cell; `first`: the best time of the
+        problem; `noise`: see _noise."""
         (us, count), (best_us, best_count) = self._times[name], self._times[best]
         if count <= 2:  # too few to know the noise; of two the shorter counts
             far = FIRST_FAR if count == 1 else FAR_SHORT if best_us < FAR_SHORT_US else FAR
@@ -105,8 +112,8 @@ class Race:
         return count >= (STEPS[-1] if near else min(MOST_IN_CELL, STEPS[-1])) or noise / math.sqrt(count) < ENOUGH
 
     def _noise(self) -> float:
-        """The relative standard deviation of a sample, robust: from the median deviation of all that are in the race. More
-        where that are few samples, which may agree by chance."""
+        """Returns the relative standard deviation of a sample, estimated from the median deviation (1.4826 times it, for a
+        normal distribution) of all tactics that are left. Few samples may agree by chance, so they count as more noise."""
         found = []
         for name in self._left:
             us, count = self._times.get(name, (0.0, 0))

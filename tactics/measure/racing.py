@@ -1,7 +1,7 @@
-"""Races on the GPU at hand: a problem's tactics run in a child process (tactics/measure/worker.py), because a hung or faulting
-kernel poisons its CUDA context: the child is killed, the tactic has an error, the rest goes on in a new child.
+"""Races on the GPU at hand: a problem's tactics are timed in a child process (tactics/measure/worker.py).
 
-A request comes in, lines of a timing cache go out, as they are found; whoever asks keeps them.
+A kernel that hangs or faults makes its CUDA context unusable; then the child is killed, its tactic gets an error, and the race
+continues in a new child. A RaceRequest goes in; lines of the timing cache come out one by one, through a callback `keep`.
 """
 
 import collections
@@ -27,18 +27,19 @@ from tactics.sampling.faults import Fault
 from tactics.tactic import Tactic
 
 WORKER = command_of("tactics.measure.worker")
-SAMPLE_S = 0.02  # more than a sample takes with all its repetitions, but for the kernel itself
-FACTS = "clock_mhz", "rel_error", "slow"  # of a line in the cache, beside the samples
+SAMPLE_S = 0.02  # seconds: more than a sample takes with its repetitions, without the kernel's own time
+FACTS = "clock_mhz", "rel_error", "slow"  # the fields of a cache line that are not computed from its samples
 
 Facts = Mapping[str, dict[str, Any]]  # tactic -> its FACTS
 Lines = Mapping[str, dict[str, Any]]  # tactic -> its line in the cache, without the key
-Cell = tuple[tuple[Format, ...], Format, bool]  # tactics that only times tell apart: formats, and whether sparse
+Cell = tuple[tuple[Format, ...], Format, bool]  # (formats of inputs, of the output, is sparse): equal for tactics that compete
 
 
 @dataclass(frozen=True, slots=True)
 class RaceRequest:
-    """`names`: who is to be timed; `tactics`: them and the others that were timed before, by name; `lines`: what is known of
-    each. `warm_l2`: whether the network stays in the L2; `zeros`: which inputs are half zeros, as behind a ReLU."""
+    """A request to time tactics of a problem. `names`: the tactics to time; `tactics`: name -> tactic, for these and for others
+    timed before; `lines`: name -> its line in the timing cache. `warm_l2`: whether the network stays in L2 between its layers;
+    `zeros`: for each input, whether it comes from a ReLU, so that half of its values are 0."""
 
     problem: Problem
     names: tuple[str, ...]
@@ -49,12 +50,16 @@ class RaceRequest:
 
 
 class _NoProblem(Exception):
-    """The problem could not be set up: no tactic's fault."""
+    """Raised when the child cannot set up the problem, so that no tactic is at fault."""
 
 
 class Racing:
-    """`timeout_s` bounds one request to the child; `progress` is told of kernels that are compiled. Use it for one process and
-    thread; close() ends the child."""
+    """Races on this process's GPU, in a child process that close() ends; for one process and one thread.
+
+    `timeout_s`, `setup_timeout_s`: limits in seconds for a request that times tactics, and for the start of the child or a new
+    problem; `progress`: see Compiling; `compile_first`: whether kernels are compiled here, in threads, before the child needs
+    them.
+    """
 
     def __init__(
         self,
@@ -70,16 +75,16 @@ class Racing:
         self._compiling = Compiling(device.sm, progress) if compile_first else None
         self._timeout_s, self._setup_timeout_s = timeout_s, setup_timeout_s
         self.worker = Child(command)
-        self._set_up: Problem | None = None  # what the worker is set up for
+        self._set_up: Problem | None = None  # the problem whose data the worker has on the GPU
         self._clocks: collections.deque[float] = collections.deque(maxlen=1000)
 
     def begin(self, problem: Problem, tactics: Iterable[Tactic]) -> None:
-        """Compile in threads what these need; returns at once."""
+        """Begins to compile the kernels of these tactics in threads; returns at once."""
         if self._compiling:
             self._compiling.begin(item for tactic in tactics for item in binaries(problem, tactic))
 
     def able(self, asked: RaceRequest, keep: Callable[[Lines], None]) -> tuple[str, ...]:
-        """Those whose kernels compile; `keep` is told why the others do not."""
+        """Returns the requested tactics whose kernels compile; `keep` gets an error line for each of the others."""
         if self._compiling is None:
             return asked.names
         self.begin(asked.problem, [asked.tactics[name] for name in asked.names])
@@ -88,10 +93,11 @@ class Racing:
         return tuple(name for name, log in logs.items() if not log)
 
     def race(self, asked: RaceRequest, keep: Callable[[Lines], None]) -> dict[str, str]:
-        """Race them. `keep` gets all that is answered, at once. -> the failures that are not to be kept, by tactic."""
+        """Times the tactics `asked.names`. Each line goes to `keep` as soon as it is known; returns tactic -> text for failures
+        that must not be cached, since the tactic is not to blame."""
         known = {n: (line["us"], line.get("n", 1)) for n, line in asked.lines.items() if is_over(line) and "error" not in line}
         begun = {name: line["samples"] for name, line in asked.lines.items() if not is_over(line)}
-        # In an order that no tile is favoured by, where the clock drifts, and that is the same where a build goes on.
+        # A random order, so that a drifting clock favours no tile; drawn from the names, so that a later build has the same.
         names = sorted(asked.names, key=lambda name: random.Random(f"{asked.problem} {name}").random())
         race = Race({name: cell_of(asked.tactics[name]) for name in (*names, *known)}, begun, known)
         run = _Run(race, {name: {f: asked.lines.get(name, {}).get(f) for f in FACTS} for name in names}, keep, {})
@@ -100,7 +106,7 @@ class Racing:
             some, count = race.request()
             if not count:
                 return run.failed
-            alone = not race.samples[some[0]]  # its first run verifies a tactic, and shows whose fault there is
+            alone = not race.samples[some[0]]  # a request for one tactic shows which tactic fails its first run
             try:
                 for group in [[name] for name in some] if alone else [some]:
                     self._sample(asked, run, group, count)
@@ -113,7 +119,7 @@ class Racing:
             self._compiling.close()
 
     def _sample(self, asked: RaceRequest, run: "_Run", names: list[str], count: int) -> None:
-        """Ask for `count` samples of each. A fault of several is looked for in each alone."""
+        """Takes `count` samples of each tactic in `names`. If the request fails, each tactic is asked for by itself."""
         reply = self._ask(asked, names, count, run.race)
         if "error" in reply and len(names) > 1:
             self.worker.close()
@@ -121,7 +127,7 @@ class Racing:
                 self._sample(asked, run, [name], count)
             return
         fault = faults.of_answer(reply) if "error" in reply else None
-        if fault and fault.fatal and not fault.passing:  # a driver's fault may be anyone's: once more, in a fresh child
+        if fault and fault.fatal and not fault.passing:  # an earlier tactic may have caused it: once more, in a new child
             reply = self._ask(asked, names, count, run.race)
             fault = faults.of_answer(reply) if "error" in reply else None
         if fault:
@@ -154,7 +160,7 @@ class Racing:
         return reply
 
     def _start(self) -> None:
-        """Start the child. ValueError where it cannot run, or runs on another GPU than the timer's device."""
+        """Starts the child. Raises ValueError if it cannot run, or runs on another GPU than `self.device`."""
         self._set_up = None
         hello, mine = self.worker.start(self._setup_timeout_s), self.device.key
         if "error" in hello:
@@ -166,7 +172,8 @@ class Racing:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A race and what it has found so far. `failed`: tactic -> a failure that is not to be kept."""
+    """A race in progress. `facts`: tactic -> its FACTS so far; `keep`: takes lines for the timing cache; `failed`: tactic ->
+    the text of a failure that must not be cached."""
 
     race: Race
     facts: Facts
@@ -174,7 +181,7 @@ class _Run:
     failed: dict[str, str]
 
     def add(self, name: str, reply: Mapping[str, Any]) -> list[float]:
-        """The samples of an answer -> the clocks of their runs, in MHz."""
+        """Adds a tactic's samples from the child's reply to the race; returns the SM clocks of its samples, in MHz."""
         self.race.add(name, reply["us"][name])
         known, clocks = self.facts[name], [mhz for mhz in reply.get("mhz", {}).get(name) or () if mhz]
         if clocks:

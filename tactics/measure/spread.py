@@ -1,8 +1,8 @@
-"""Races spread over the GPUs of a Ray cluster: an actor holds a GPU, and races one problem after the other.
+"""Races on the GPUs of a Ray cluster: each actor holds a GPU, and races one problem after the other.
 
-The process that builds hands out requests and keeps what comes back: it alone writes the timing cache. Ray starts an actor
-that died again. The race that it was at is done by whoever is free next, and nothing else is lost: not by Ray's own retries,
-which would wait for that very actor, even where its node is gone for good.
+The building process sends requests to actors, and is the only one that writes the timing cache. Ray restarts an actor that
+died; its race is given to the next free actor. Ray's own retries are not used: a retry waits for the same actor, for ever if
+its node is gone.
 """
 
 import contextlib
@@ -22,14 +22,15 @@ from tactics.measure.racing import Lines, RaceRequest, Racing
 from tactics.measure.turns import gpu_id, turn
 from tactics.problems.problem import Problem
 
-ANSWER_S = 30.0  # until an address that does not answer is given up
-Find = Callable[[], tuple[Device, str]]  # the GPU of a machine, as builds there see it, and its driver's version
-Taken = Callable[[Lines, Mapping[str, str]], None]  # lines of the cache, and failures that are none
+ANSWER_S = 30.0  # seconds to wait for an address or a GPU of the cluster
+Find = Callable[[], tuple[Device, str]]  # () -> (a machine's GPU, as builds there see it, its driver's version)
+Taken = Callable[[Lines, Mapping[str, str]], None]  # takes lines for the timing cache, and failures that must not be cached
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An actor's GPU. Times of two may stand in one plan where all of this is equal; `source`: the kernels' sources."""
+    """An actor's GPU. Only times of GPUs with equal fields may be compared in one plan; `source`: hash of the kernels'
+    sources."""
 
     device: Device
     driver: str
@@ -37,7 +38,7 @@ class Found:
 
 
 class Racer:
-    """The actor: it holds a GPU, on which it races."""
+    """The actor, which holds a GPU and races on it. `find`: see Find."""
 
     def __init__(self, find: Find):
         self._find = find
@@ -49,8 +50,9 @@ class Racer:
         return Found(device, driver, source_hash())
 
     def race(self, asked: RaceRequest, ahead: RaceRequest | None) -> tuple[Lines, Mapping[str, str]] | None:
-        """Race; meanwhile compile for the request that is probably next. None where it has not said hello: Ray started it again
-        while it was idle, perhaps on another GPU."""
+        """Returns (lines, failures), as Racing.race gives them, for the request `asked`; meanwhile kernels of `ahead`, the
+        probable next request, are compiled. Returns None if Ray restarted this actor, perhaps on another GPU, and `hello` was
+        not called since."""
         if self._racing is None:
             return None
         lines: dict[str, dict[str, Any]] = {}
@@ -62,16 +64,19 @@ class Racer:
 
 
 class Spread:
-    """The GPUs of a cluster that this process is connected to by the module `ray`; close() gives them back, and closes the
-    connection where it is its `own`. ValueError: there are none, or several kinds. `device`, `driver`: what all of them are,
-    without the kernels that `gpu-runtime doctor` saw fail on any."""
+    """The GPUs of the Ray cluster that this process is connected to; `ray`: the module. Raises ValueError if the cluster has no
+    GPU, or GPUs of several kinds.
+
+    close() gives the GPUs back, and ends the connection if it is `own`. `device`, `driver`: the same for all GPUs; `device`
+    leaves out each kernel that `gpu-runtime doctor` saw fail on any of them.
+    """
 
     def __init__(self, ray: Any, find: Find, own: bool = False):
         self._ray, self._own, self._actors = ray, own, list[Any]()
         self._waiting: deque[tuple[RaceRequest, Taken]] = deque()
-        self._running: dict[Any, tuple[Any, tuple[RaceRequest, Taken] | None]] = {}  # answer -> actor, and what it races
+        self._running: dict[Any, tuple[Any, tuple[RaceRequest, Taken] | None]] = {}  # answer -> actor, its race (None: a hello)
         self._idle: list[Any] = []
-        self._lost = ""  # why the last actor that is gone is gone
+        self._lost = ""  # why the last lost actor was lost
         count = int(ray.cluster_resources().get("GPU", 0))
         if not count:
             raise ValueError("ray: no node of this Ray cluster has a GPU: add one, or build without --ray")
@@ -81,12 +86,12 @@ class Spread:
         self.device, self.driver, self._source, self.count = first.device, first.driver, first.source, len(self._idle)
 
     def begin(self, asked: RaceRequest, taken: Taken) -> None:
-        """Have it raced by the next GPU that is free. `taken` gets the result, when `finish` meets it."""
+        """Queues a request for the next free GPU. `taken` gets its result during a later call of `finish`."""
         self._waiting.append((asked, taken))
         self._submit()
 
     def finish(self, problem: Problem) -> None:
-        """Return once all races of the problem are over. ValueError where a GPU cannot be measured on."""
+        """Waits until all races of the problem are over. Raises ValueError if a GPU cannot be measured on, or none is left."""
         while any(race and race[0].problem == problem for race in (*self._waiting, *(r for _, r in self._running.values()))):
             if not self._running:
                 raise ValueError(f"ray: no GPU of the cluster is left: {self._lost}")
@@ -116,7 +121,8 @@ class Spread:
             self._running[actor.race.remote(race[0], ahead)] = actor, race
 
     def _collect(self, answer: Any) -> None:
-        """Pass on a result. Where an actor died, its race waits again, and it says hello once Ray has started it again."""
+        """Passes a result on to its `taken`. If the actor died, its race is queued again, and the actor is free again once Ray
+        has restarted it and its `hello` has returned."""
         actor, race = self._running.pop(answer)
         try:
             found = self._ray.get(answer)
@@ -149,7 +155,8 @@ class Spread:
         return answer
 
     def _first(self, answers: Sequence[Any]) -> Found:
-        """What all GPUs are that answer soon; those that others hold now may join later."""
+        """Returns the common Found of the GPUs that answer within ANSWER_S; GPUs that other applications hold may join later.
+        Raises ValueError if none answers, or they differ."""
         ready, _ = self._ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
         if not ready:
             raise ValueError(
@@ -166,12 +173,12 @@ class Spread:
 
 
 def _said(error: Exception) -> str:
-    """In a line: what a task raised, or how its process ended."""
+    """Returns the first line of the exception that a task raised, or of Ray's text on how its process ended."""
     return str(getattr(error, "cause", None) or error).strip().partition("\n")[0]
 
 
 def agreed(every: Sequence[Found]) -> Found:
-    """What they all are, without the kernels that are left out on any. ValueError where they differ."""
+    """Returns the common Found of these GPUs; a kernel left out on one is left out. Raises ValueError if they differ."""
     kinds = Counter((found.device.key, found.device.title, found.driver) for found in every)
     if len(kinds) > 1:
         named = ", ".join(f"{count} {title} (driver {driver})" for (_, title, driver), count in sorted(kinds.items()))
@@ -183,9 +190,11 @@ def agreed(every: Sequence[Found]) -> Found:
 
 
 def connected(address: str, find: Find) -> Spread:
-    """The GPUs of the cluster at an address, as host:port or ray://host:port; empty: of the one that this process is connected
-    to, RAY_ADDRESS names, or runs on this machine, else of one that is started here until close(). ValueError where none
-    answers within ANSWER_S."""
+    """Returns the GPUs of the Ray cluster at an address, host:port or ray://host:port. Raises ValueError if no cluster answers.
+
+    With the address "" it is the first that exists of: the cluster that this process is connected to, the one at RAY_ADDRESS,
+    one that runs on this machine, and else a cluster started here, which close() ends.
+    """
     with extras.named():
         import ray
 
@@ -207,7 +216,7 @@ def connected(address: str, find: Find) -> Spread:
 
 
 def _knock(address: str) -> None:
-    """ValueError where nobody accepts a connection, or an address names no port: Ray itself would try for minutes."""
+    """Raises ValueError if the address names no port, or accepts no connection within ANSWER_S: Ray would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if address in ("", "auto", "local"):
         return

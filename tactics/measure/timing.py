@@ -1,8 +1,8 @@
-"""How long tactics take: predicted for a named device, or measured on the GPU at hand.
+"""Timers of tactics: a prediction for a named device (Predicted), or measurements on the GPU at hand (Measured).
 
-A timer is called with (problem, tactics) and returns {tactic: Time}. Tactics that failed are left out; `failures` has
-their texts. Measurements race (racing.py), one race at a time on a GPU (turns.py). What is answered is in the cache's file
-before more is asked for, so a build that ended anywhere goes on from there.
+A timer is called with (problem, tactics) and returns {tactic: Time}. Tactics that failed are left out; `failures` has their
+texts. Measured tactics race (racing.py), one race at a time on a GPU (turns.py). Each answer is written to the cache's file
+before the next request, so a build that was interrupted continues where it stopped.
 """
 
 import contextlib
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Microseconds: the mean of the middle half of the samples and their 20 % and 80 % quantiles; or a prediction and its error
-    band. Not `timed`: no less than that (tactics.measure.lazy)."""
+    """A tactic's time in microseconds. Measured: the mean of the middle half of the samples, with their 20 % and 80 % quantiles
+    as low_us and high_us. Predicted: the prediction and its error band. With `timed` false: a lower bound
+    (tactics.measure.lazy)."""
 
     us: float
     low_us: float
@@ -42,14 +43,14 @@ class Time:
 
 
 def _time_of(line: Mapping[str, Any]) -> Time:
-    """The time on a line of the cache."""
+    """Returns the Time on a line of the cache that has no error."""
     return Time(line["us"], line["low_us"], line["high_us"])
 
 
 @lru_cache(maxsize=1)
 def driver_version() -> str:
-    """The NVIDIA driver's version as its management library reports it; without one, as on a Jetson, Jetson Linux's release or
-    the version of CUDA that the driver supports; or "unknown"."""
+    """Returns the NVIDIA driver's version as NVML reports it; without NVML, as on a Jetson, Jetson Linux's release or the
+    version of CUDA that the driver supports; else "unknown"."""
     try:
         import pynvml
 
@@ -73,23 +74,23 @@ def _unmanaged_version() -> str:
     return "unknown"
 
 
-EMULATED = ".emulated"  # the end of the version of a driver that runs kernels in the emulator: its times are no GPU's
+EMULATED = ".emulated"  # ends the version of the driver that runs kernels in the emulator
 
 
 def names_emulated(version: str) -> bool:
-    """Returns whether a driver of this version is the emulated one, whose times are no GPU's."""
+    """Returns whether this version is the emulated driver's, whose times say nothing about a GPU."""
     return version.endswith(EMULATED)
 
 
 def is_emulated() -> bool:
-    """Returns whether the driver at hand is the emulated one, whose times are no GPU's."""
+    """Returns whether this machine's driver is the emulated one, whose times say nothing about a GPU."""
     return names_emulated(driver_version())
 
 
 class Timer:
-    """The base of the timers of tactics. `driver`: its version, if times are measured; `failures`: (problem, tactic's name) ->
-    why it has no time; `early`: timing was to end early; `zeros`: problem -> which of its inputs are half zeros, as behind a
-    ReLU, to be set before it is asked for."""
+    """The base class of timers. `driver`: the driver's version if times are measured, else ""; `failures`: (problem's text,
+    tactic's name) -> why the tactic has no time; `early`: whether timing stopped before all needed tactics were timed; `zeros`:
+    problem -> for each input, whether it comes from a ReLU, so that half of its values are 0 (set it before the first call)."""
 
     driver: str = ""
     early: bool = False
@@ -107,22 +108,23 @@ class Timer:
         return self(problem, tactics)
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
-        """Times the pairs that have only a bound so far. Returns whether a time changed."""
+        """Times those of the pairs that have only a lower bound. Returns whether a time changed."""
         return False
 
     def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:
-        """The time of something else than a tactic, whose samples `measure` returns where it is not known."""
+        """Returns the time of other work than a tactic, from the cache or else from the samples that `measure` returns. `what`,
+        `name`: its key, in place of a problem and a tactic. Raises ValueError if nothing can be measured."""
         raise ValueError(f"{what}: nothing can be measured where times are predicted")
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
-        """Begin what these problems' tactics need before they can be timed, if anything; returns at once."""
+        """Begins work that these tactics need before they can be timed, such as compiling; returns at once."""
 
     def close(self) -> None:
-        """Ends the processes and threads that timing needs."""
+        """Ends the processes and threads of this timer."""
 
 
 class Around(Timer):
-    """A timer that has another one, `timer`, do what it does not do itself."""
+    """The base class of timers that pass every call they do not override on to another timer, `timer`."""
 
     def __init__(self, timer: Timer):
         self.timer, self.driver, self.early = timer, timer.driver, timer.early
@@ -145,8 +147,8 @@ class Around(Timer):
 
 
 class Predicted(Timer):
-    """A timer for a named device, without a GPU, that computes times and their error bands; see tactics.predict. Its times are
-    never written anywhere."""
+    """A timer for a named device, without a GPU, that predicts times and their error bands (tactics.predict). Predictions are
+    never written to a cache."""
 
     def __init__(self, device: Device):
         super().__init__()
@@ -154,7 +156,7 @@ class Predicted(Timer):
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         times, errors = {}, sigmas(self.device)
-        # Of a kind a tactic that is alike, with its problem; of these and a tile one time.
+        # kinds: tactic's kind -> (problem, tactic) with the same predicted time; known: (kind, tile) -> its time.
         kinds, known = dict[int, tuple[Problem, Tactic]](), dict[tuple, Time]()
         for tactic in tactics:
             if tactic.kind not in kinds:
@@ -170,20 +172,19 @@ class Predicted(Timer):
 
 
 class NotTimed(ValueError):
-    """Raised when the cache lacks a time, and nothing is to be measured."""
+    """Raised when the cache lacks a time and measuring is not allowed."""
 
 
 class Measured(Timer):
-    """A timer for the GPU at hand that measures what the cache does not hold. `waits` is called once, when another process
-    holds the GPU (`gpu` names it), `told` by close() with what the cache was good for. `only_known`: measure nothing, raise
-    NotTimed for what the cache lacks. `spread`: GPUs of a cluster, to race on instead of the one at hand; `racing`:
-    options of Racing.
+    """A timer for the GPU at hand that measures the tactics whose times the cache lacks; for one process and one thread.
 
-    To be set before a problem is asked for, and part of the cache's key: `warm_l2`, whether the network stays in the L2;
-    `zeros`, problem -> which of its inputs are half zeros, as behind a ReLU.
+    `waits` is called once if another process holds the GPU; `gpu`: the name of its lock, by default gpu_id(); `told`: called by
+    close() with a line on how many times the cache had. `only_known`: measure nothing, and raise NotTimed for a time that the
+    cache lacks. `spread`: GPUs of a cluster to race on in place of this one; `racing`: options of Racing.
 
-    `failures`: (problem, tactic's name) -> text, for what was left out; failures stay in the cache too and are not tried
-    again. Ctrl-C leaves in the cache all that was measured. Use it for one process and thread; close() ends the child.
+    Two attributes are part of the cache's key and must be set before the first call: `warm_l2`, whether the network stays in L2
+    between its layers, and Timer's `zeros`. Failures are cached too, and not tried again. Ctrl-C keeps all finished
+    measurements in the cache. close() ends the child process.
     """
 
     def __init__(
@@ -207,9 +208,9 @@ class Measured(Timer):
         self._only_known, self._waits, self._told, self._gpu = only_known, lru_cache(waits), told, gpu
         self.warm_l2 = False
         self.racing, self._spread = Racing(device, **racing), spread
-        self._slow = False  # whether it was told that samples count though their clock stayed low
-        self._seen: dict[Problem, dict[str, Tactic]] = {}  # whatever was asked for
-        self._verdicts: dict[Key, str] = {}  # of what was asked for: empty where the cache had it, else why not
+        self._slow = False  # whether the warning on samples at a low clock was given
+        self._seen: dict[Problem, dict[str, Tactic]] = {}  # every tactic asked for, by name
+        self._verdicts: dict[Key, str] = {}  # for each tactic asked for: "" if the cache had its time, else why not
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         tactics = tuple(tactics)
@@ -220,7 +221,7 @@ class Measured(Timer):
         return self._found(problem, tactics)
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        """The times, of these tactics, that need no measuring; nothing is missing yet where the cache has none."""
+        """Returns the times that the cache has; the others do not count as missing in `cache_text`."""
         over = [t for t in tactics if is_over(self.cache.get(self.key(problem, t)))]
         self._missing(problem, over)
         return self._found(problem, over)
@@ -242,8 +243,8 @@ class Measured(Timer):
         return Key(self._key, source_key(tactic.kernel), str(problem), tactic.name, policy)
 
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
-        """Begin to compile whatever these problems' tactics need and the cache has no time for, or with a cluster to race them;
-        returns at once."""
+        """Begins to compile the kernels of those of these tactics that have no time in the cache, or with a cluster to race the
+        tactics; returns at once."""
         joined: dict[Problem, dict[Tactic, None]] = {}
         for problem, tactics in work:
             joined.setdefault(problem, {}).update(dict.fromkeys(tactics))
@@ -255,7 +256,7 @@ class Measured(Timer):
                     self._spread.begin(self._request(problem, todo), partial(self._keep, problem))
 
     def cache_text(self) -> str:
-        """Returns a line on how many times the cache could give."""
+        """Returns a line on how many of the wanted times the cache had, and why it lacked the others."""
         return self.cache.used_text(self._verdicts.values())
 
     def close(self) -> None:
@@ -273,7 +274,7 @@ class Measured(Timer):
             self._spread.close()
 
     def _found(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        """Returns the times that the cache has; failures are recorded in `failures`."""
+        """Returns the times that the cache has; adds its errors to `failures`."""
         times = {}
         for tactic in tactics:
             record = self.cache.get(self.key(problem, tactic))
@@ -284,7 +285,7 @@ class Measured(Timer):
         return times
 
     def _missing(self, problem: Problem, tactics: Iterable[Tactic]) -> list[Tactic]:
-        """Returns the tactics of which the cache lacks the time, or some samples."""
+        """Returns the tactics whose time, or some of whose samples, the cache lacks."""
         found = []
         for tactic in tactics:
             self._seen.setdefault(problem, {})[tactic.name] = tactic
@@ -303,7 +304,8 @@ class Measured(Timer):
         )
 
     def _measure(self, problem: Problem, todo: list[Tactic]) -> None:
-        """Race them, unless another process has meanwhile. All that is answered goes into the cache at once."""
+        """Races the tactics `todo`, except those that another process has timed meanwhile. Each answer goes into the cache at
+        once."""
         keep = partial(self._keep, problem)
         try:
             able = self.racing.able(self._request(problem, todo), keep)
@@ -317,7 +319,8 @@ class Measured(Timer):
             self.cache.sync()
 
     def _finish(self, problem: Problem, todo: list[Tactic]) -> None:
-        """Wait for what `prepare` has begun of the problem, and have the rest raced as well."""
+        """Waits for the races of the problem that `prepare` began on the cluster, then races the remaining tactics of
+        `todo`."""
         assert self._spread is not None
         try:
             self._spread.finish(problem)
@@ -337,7 +340,7 @@ class Measured(Timer):
         return RaceRequest(problem, tuple(t.name for t in todo), seen, lines, self.warm_l2, self.zeros.get(problem, ()))
 
     def _keep(self, problem: Problem, lines: Lines, failed: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Lines of the cache, and failures that are none, by the names of tactics."""
+        """Adds lines to the cache, and to `failures` the failures that must not be cached; both by the names of tactics."""
         self.cache.add_all({self.key(problem, self._seen[problem][name]): line for name, line in lines.items()})
         self.failures.update({(str(problem), name): text for name, text in failed.items()})
         if not self._slow and any(line.get("slow") for line in lines.values()):
@@ -345,7 +348,7 @@ class Measured(Timer):
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Alone on the GPU, with what others have written before that."""
+        """Holds the GPU for the `with` block, and first reads the cache lines that other processes wrote."""
         with turn(self._gpu or gpu_id(), self._waits):
             self.cache.refresh()
             yield

@@ -1,4 +1,4 @@
-"""One race at a time on a GPU, whichever processes measure there: two at once would disturb each other's times."""
+"""A lock for each GPU, so that one process at a time measures there: two at once would disturb each other's times."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,8 @@ from cuda_kernels.files import cache_dir
 
 @lru_cache(maxsize=1)
 def gpu_id() -> str:
-    """Names this process's current GPU among all of the machine, or "gpu" where nobody tells: its UUID, else its place."""
+    """Returns a name of this process's current GPU that is unique on the machine: its UUID, else its PCI bus ID; "gpu" without
+    a GPU."""
     if not devices.has_gpu():
         return "gpu"
     import cupy
@@ -25,8 +26,11 @@ def gpu_id() -> str:
 
 @contextlib.contextmanager
 def turn(gpu: str, waits: Callable[[], None]) -> Iterator[None]:
-    """Hold the GPU for the block; `waits` is called first where another process holds it. A process that ends, however it does,
-    holds nothing. Where no lock can be made (no folder, a file system without locks) nobody waits."""
+    """Holds the lock of a GPU for the `with` block; `waits` is called before a wait for another process.
+
+    The operating system releases the lock of a process that ends. If no lock can be made (no folder, or a file system without
+    locks), the block runs at once.
+    """
     file = None
     with contextlib.suppress(OSError):
         folder = cache_dir() / "locks"

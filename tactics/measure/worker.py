@@ -1,21 +1,22 @@
-"""The process in which tactics are verified and timed on a GPU: `python -m tactics.measure.worker`, driven by
-timing.py.
+"""The process in which tactics are verified and timed on a GPU: `python -m tactics.measure.worker`, started by racing.py.
 
-One JSON object per line on standard input, one answer each on standard output, with the request's id (version 2):
+It reads one JSON object per line from standard input, and writes one answer each, with the request's id, to standard output
+(protocol version 2):
 
     (start)                                            {"device": title|sm|SMs|L2, "overhead_us": x}
     {"op": "problem", "problem": {...}, "warm_l2": bool, "mhz": m or null, "zeros": [bool]}      {} or {"error": text}
     {"op": "time", "tactics": [names], "samples": n}   {"us": {name: [n times]}, "mhz": {name: [n clocks]},
                                                         "rel_error": {name: x}, "slow": k} or {"error": text}
 
-"problem": random data for it goes to the GPU. `warm_l2`: the network's weights and activations stay in L2 between its
-layers. `mhz`: the build's running median clock so far, read by a new process only. `zeros`, may be left out: the inputs that
-come from a ReLU, half of whose values are 0: what a GPU draws, and so its clock, depends on them.
-"time": the samples of all tactics in turn, in random order. `slow`: samples whose clock stayed low (samples.py). Pauses for
-a clock take up to PATIENCE_MS of a request.
+"problem" copies random data for a problem to the GPU. `warm_l2`: the network's weights and activations stay in L2 between its
+layers. `mhz`: the build's running median SM clock so far, used by a new process only. `zeros` (optional): for each input,
+whether it comes from a ReLU, so that half of its values are 0; the GPU's power, and so its clock, depends on the values.
 
-Beside an error, `fatal` means that the CUDA context is lost, `passing` that the tactic is not to blame. The pieces
-(Stopwatch, Bench) are also what tests and benchmarks are made of.
+"time" takes n samples of each tactic, the tactics by turns in random order. `slow`: the number of samples whose clock stayed
+low (samples.py). Pauses for the clock take at most PATIENCE_MS of a request.
+
+An answer with an error also has `fatal`, whether the CUDA context is lost, and `passing`, whether the tactic is not to blame.
+Tests and benchmarks use Stopwatch and Bench too.
 """
 
 import random
@@ -44,15 +45,15 @@ from tactics.step import Call
 from tactics.tactic import Tactic
 
 MAX_LAUNCHES = 10  # per sample
-SAMPLE_US = 50.0  # what a sample aims to last
-LOOKS = 20  # at the clock before the first sample, for a tenth of a second: a GPU that slept raises it
-PATIENCE_MS = 10_000.0
+SAMPLE_US = 50.0  # microseconds that a sample should take: short runs are repeated within it, up to MAX_LAUNCHES times
+LOOKS = 20  # readings of the clock before the first sample, for a tenth of a second in which an idle GPU raises it
+PATIENCE_MS = 10_000.0  # see the module's text
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A tactic that was verified. `before`: leaves in L2 what `timed`, its `count` runs, is to find there. `weights`: memory
-    that the runs read."""
+    """A verified tactic, ready to be timed. `before` brings L2 into the state in which `timed` is to start; `timed` runs the
+    tactic `count` times; `error`: its relative error; `weights`: the memory with the weights that the runs read, kept alive."""
 
     before: Run
     timed: Run
@@ -62,10 +63,11 @@ class Ready:
 
 
 class Bench:
-    """One problem's data on the GPU, and its tactics verified and ready to be timed.
+    """One problem's data on the GPU, with the tactics that were verified on it and are ready to be timed.
 
-    `inputs`, `weights`: random_data's; `expected`: FP32 NCHW, a CuPy array. What a sample finds in L2: the inputs, as a copy
-    just wrote them, and none of the weights, each run with a copy of its own; or, `warm_l2`, all that the run before left.
+    `inputs`, `weights`: random_data's; `expected`: the output, FP32 NCHW, a CuPy array. When a sample starts, L2 holds the
+    inputs, just written, and no weights, since each run reads a copy of its own; with `warm_l2`, L2 is as the last run
+    left it.
     """
 
     def __init__(self, device: Device):
@@ -79,8 +81,8 @@ class Bench:
     def set_problem(
         self, problem: Problem, *, warm_l2: bool = False, zeros: Sequence[bool] = (), mhz: float | None = None
     ) -> None:
-        """Draw the problem's data and compute what is expected of it. All of it is queued on the GPU's stream, where the
-        kernels read it. The arguments are those of a request "problem"."""
+        """Draws the problem's data, copies them to the GPU and computes the expected output, all on the stream on which kernels
+        will read them. The arguments are those of a request "problem"."""
         with self.gpu.current():
             self._zeros = zeros
             self._set_problem(problem, [Format("fp16", "chw")] * len(problem.in_shapes))
@@ -93,11 +95,11 @@ class Bench:
                 self._sample(Ready(_nothing, _nothing, 1, 0.0))
 
     def _set_problem(self, problem: Problem, formats: Sequence[Format]) -> None:
-        """`formats`: of the inputs, whose numbers those of bytes hold."""
+        """Draws the data. `formats`: for each input, a format that must hold its values: whole numbers for formats of bytes."""
         cupy, self._formats = self.cupy, formats
-        self._packed_inputs: dict[tuple[int, Format], tuple[Any, Any]] = {}  # and what the end of each is copied from
+        self._packed_inputs: dict[tuple[int, Format], tuple[Any, Any]] = {}  # see _input
         self._copies: Copies | None = None
-        self._nchw: list[Any] = []  # arrays on the GPU, given back before others are made
+        self._nchw: list[Any] = []  # the last problem's arrays are released before new ones are allocated
         self._out: Any = None
         self.expected: Any = None
         for address in filter(None, sum(self._scratch.values(), ())):
@@ -113,9 +115,9 @@ class Bench:
         self._copies = Copies(self.gpu, problem, self.weights)
 
     def time(self, tactics: Sequence[Tactic], samples: int) -> dict[str, Any]:
-        """The answer to a request "time". RuntimeError: the output of one of them is wrong."""
+        """Returns the answer to a request "time". Raises RuntimeError if a tactic's output is wrong."""
         for tactic in tactics:
-            if not all(map(fits, self.inputs, tactic.ins)):  # from now on, tensors of bytes have such numbers
+            if not all(map(fits, self.inputs, tactic.ins)):  # draw again, now with whole numbers for inputs in bytes
                 with self.gpu.current():
                     both = zip(self._formats, tactic.ins, strict=True)
                     self._set_problem(self.problem, [new if is_bytes(new) else old for old, new in both])
@@ -139,10 +141,11 @@ class Bench:
         return self.steady.take(take, self.stopwatch.pause)
 
     def prepare(self, tactic: Tactic, keep: Collection[Hashable] = ()) -> Ready:
-        """Verify a tactic, then record a graph over copies of the weights. `keep`: as Copies.of says."""
+        """Verifies a tactic, then records its runs, each with a copy of the weights, as a CUDA graph. `keep`: see Copies.of.
+        Raises RuntimeError if its output is wrong."""
         with self.gpu.current():
-            assert self._copies is not None  # there is a problem
-            most_bytes = 0 if self.warm_l2 else SAMPLE_US * 1e3 * self.gpu.device.dram_gbps  # a sample reads no more
+            assert self._copies is not None  # set_problem was called
+            most_bytes = 0 if self.warm_l2 else SAMPLE_US * 1e3 * self.gpu.device.dram_gbps  # DRAM gives a sample no more
             packed = self._copies.of(tactic, most_bytes, MAX_LAUNCHES, keep)
             if tactic not in packed.ready:
                 packed.ready[tactic] = self._prepare(tactic, packed)
@@ -162,7 +165,7 @@ class Bench:
         runs[0]()
         error = self._check(tactic)
         before = runs[0] if self.warm_l2 else partial(self._write, inputs)
-        # How many fit a sample is judged by one run, queue and all.
+        # The number of runs per sample follows from the time of one run, its wait in the queue included.
         once = min(self.stopwatch.sample(before, runs[0], flush=not self.warm_l2)[0] for _ in range(2))
         count = int(np.clip(SAMPLE_US / once, 1, MAX_LAUNCHES if self.warm_l2 else len(runs)))
 
@@ -170,7 +173,7 @@ class Bench:
             for i in range(count):
                 runs[i % len(runs)]()
 
-        # A library function allocates, as no graph can.
+        # A library function allocates memory, which cannot be captured in a graph.
         return Ready(before, timed if None in kernels else self.gpu.record(timed), count, error, packed.memory)
 
     def _kernel(self, kernel: str, values: tuple[tuple[str, int], ...]) -> Kernel:
@@ -192,13 +195,13 @@ class Bench:
         return self._packed_inputs[i, fmt]
 
     def _write(self, inputs: Sequence[tuple[Any, Any]]) -> None:
-        """Write the inputs anew, the first one last, as the layers before would have."""
+        """Writes the ends of the inputs (see _input), the first input last, so that L2 is as the layers before leave it."""
         for packed, end in reversed(inputs):
             if end.nbytes:
                 self.gpu.copy(packed.data.ptr + packed.nbytes - end.nbytes, end.data.ptr, end.nbytes)
 
     def _check(self, tactic: Tactic) -> float:
-        """The output's relative error. RuntimeError where it is Wrong."""
+        """Returns the output's relative error. Raises RuntimeError if the output is wrong."""
         cupy, fmt, shape = self.cupy, tactic.out, self.problem.out_shape
         flat = self._out[: num_bytes(fmt, shape)].view(DTYPES[fmt.dtype])
         full = from_memory(flat, fmt, shape, padding=True, xp=self.cupy)
@@ -210,11 +213,11 @@ class Bench:
 
 
 def _nothing() -> None:
-    """Nothing is queued."""
+    """Queues no work."""
 
 
 def begin() -> tuple[dict[str, Any], Answer]:
-    """The first line, and the answer to each request."""
+    """Returns (the first line, the function that answers a request), for child.serve."""
     bench = Bench(current())
 
     def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Problems: computations without their method, as frozen, hashable records. Read problem.py first.
+"""Problems: frozen, hashable records that each state a computation, without a method for it. Read problem.py first.
 
-`str()` is the key of caches, `reference()` the meaning in NumPy. Features are fields of the record.
+`str()` of a problem is its key in caches, `reference()` its meaning in NumPy. Optional steps are fields of the record.
 
-gather, convolution, attention, reductions, problem, library_problem: kinds of problems; prologue, epilogue: the steps that a
-convolution's kernel does before and after it; pointwise_ops: elementwise functions, a row each; intervals: the image of an
-interval under each of them, and where rounding ruins a result; array_functions: rare operators over NumPy or CuPy; operators:
-all of ONNX's, by how channels pass; codec: problems as JSON.
+protocol: the interface of problems; gather, convolution, attention, reductions, problem, library_problem: classes of problems;
+batches: a problem at another batch; prologue, epilogue: the steps of a convolution's kernel before and after its products;
+pointwise_ops: elementwise functions, a row each; intervals: the image of an interval under each of them, and the operands at
+which rounding ruins a result; array_functions: rare operators over NumPy or CuPy; operators: the ONNX operators, by how they
+treat channels; codec: problems as JSON.
 """

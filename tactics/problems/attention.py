@@ -1,6 +1,6 @@
 """Attention as a problem: softmax(queries x keys) x values, with every operand read from its place in a larger tensor.
 
-As in `problem`: records are frozen and hashable, `str()` is the key of caches, `reference()` the meaning over FP32 arrays.
+As in problem.py, records are frozen and hashable, `str()` is the key in caches, `reference()` the meaning over FP32 arrays.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,21 @@ import numpy as np
 
 from tactics.problems.protocol import Problem, Shape4, spanned
 
-LONGEST = 1 << 24  # indices of an operand
+LONGEST = 1 << 24  # the largest size of an operand's index
 Steps = tuple[int, int, int, int]
 Place = tuple[int, int, int]  # image, channel, pixel
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A strided view with four indices into a tensor: element (i, j, k, l) lies at `start` + the sum of index * step,
-    row-major.
+    """A strided view with four indices of a tensor: element (i, j, k, l) is the tensor's element number `start` + i*step[0] +
+    j*step[1] + k*step[2] + l*step[3], counted row-major in NCHW.
 
-    `tensor`: the number of the problem's input. The queries in a joint product of queries, keys and values are such a view, and
-    so are heads that a transposition brings forward. A step of 0 repeats an element. Each index moves along one axis of the
-    tensor (images, channels or pixels) and never leaves it, so the view has steps in every layout.
+    `tensor`: the index of the tensor among the problem's inputs, then the output. A step of 0 repeats elements. Each index
+    moves along one axis of the tensor (images, channels or pixels) and never leaves it, so the view has steps in every layout.
+
+    Example: one product gives q, k and v as [1, 50 tokens, 3 * 2 heads * 16]. k of (image, head, token, inner) has start 32 and
+    steps (4800, 16, 96, 1).
     """
 
     tensor: int
@@ -35,9 +37,10 @@ class Operand:
         return f"t{self.tensor}+{self.start}:{','.join(map(str, self.step))}"
 
     def along(self, sizes: Sequence[int], shape: Shape4) -> tuple[Place, tuple[tuple[int, int], ...]] | None:
-        """Returns the first element's (image, channel, pixel) and, for each index, (axis of these three, step along it).
+        """Returns ((image, channel, pixel) of the first element, for each index (its axis: 0, 1, 2 of these three; its step
+        there)).
 
-        None where an index leaves its axis, or the tensor.
+        `sizes`: of the four indices; `shape`: of the tensor. Returns None if an index leaves its axis, or the tensor.
         """
         n, c, height, width = shape
         pixels = height * width
@@ -53,21 +56,24 @@ class Operand:
         return (first, tuple(steps)) if inside else None
 
     def seen(self, flat: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-        """The operand, of shape `sizes`, as a view of the tensor's elements in a contiguous one-dimensional array."""
+        """Returns the operand as an array of shape `sizes`, a view of `flat`: the tensor's elements, row-major, in one
+        dimension."""
         strides = tuple(s * flat.itemsize for s in self.step)
         return np.lib.stride_tricks.as_strided(flat[self.start :], tuple(sizes), strides)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionProblem(Problem):
-    """y[b,h,i,e] = sum over j of softmax over j (scale[h] * sum over c of q[b,h,i,c] k[b,h,j,c] + bias[b,h,i,j]) * v[b,h,j,e].
+    """y[b,h,i,e] = sum over j of p[b,h,i,j] * v[b,h,j,e], with p = softmax over j of the scores
+    scale[h] * (sum over c of q[b,h,i,c] * k[b,h,j,c]) + mask[b,h,i,j] + bias[b,h,i,j].
 
-    `q`: (batch, heads, rows, inner), `k`: (batch, heads, columns, inner), `v`: (batch, heads, columns, width), `y`: (batch,
-    heads, rows, width), each element of `out` once. Tokens attend to tokens where rows and columns are tokens; channels to
-    channels (cross-covariance attention) where they are channels and inner and width are tokens. `tensors`: the inputs' shapes.
-    `mask`: (batch, heads, rows, columns) of a tensor, added to the scores, as is the constant "bias", which spans the axes
-    `bias` of "nchw", these four; "" without. `unit`: rows of q and k are divided by their length first, or by `epsilon` if that
-    is longer. Weights: "scale" [heads], "bias".
+    `tensors`, `out`: shapes of the inputs and the output. The operands are views of them: `q` (batch, heads, rows, inner), `k`
+    (batch, heads, columns, inner), `v` (batch, heads, columns, width), `mask` (batch, heads, rows, columns), and `y` (batch,
+    heads, rows, width), which has each element of the output once. `bias`: the axes that the constant "bias" spans, a substring
+    of "nchw" for (batch, heads, rows, columns); "": no constant. `unit`: rows of q and k are divided by their length first, or
+    by `epsilon` if that is larger. Weights: "scale" [heads], "bias".
+
+    Rows and columns are tokens in most networks. In cross-covariance attention they are channels; inner and width are tokens.
     """
 
     TYPE: ClassVar[str] = "attention"
@@ -121,7 +127,7 @@ class AttentionProblem(Problem):
         return self.batch, self.heads, self.rows, self.columns
 
     def operands(self) -> list[tuple[str, Operand, Shape4]]:
-        """(name, operand, its sizes), the output last."""
+        """Returns (name, operand, its four sizes) of every operand, the output last."""
         b, h, i, j = self.score_sizes
         sizes = {"q": (i, self.inner), "k": (j, self.inner), "v": (j, self.width), "mask": (i, j), "y": (i, self.width)}
         all_of = {"q": self.q, "k": self.k, "v": self.v, "mask": self.mask, "y": self.y}
@@ -140,11 +146,12 @@ class AttentionProblem(Problem):
         return prod(self.score_sizes) * (self.inner + self.width)
 
     def span(self, axes: str) -> Shape4:
-        """The shape of a constant that spans `axes` of the scores and has size 1 along the others."""
+        """Returns the shape of a constant that spans `axes` of the scores and has size 1 along the others."""
         return spanned(self.score_sizes, axes)
 
     def reference(self, *tensors: np.ndarray, scale: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
-        """Computes attention of FP32 arrays of in_shapes, in FP32; scale [heads], bias of the elements of span(self.bias)."""
+        """Returns y, FP32 of shape `out`. `tensors`: FP32 arrays of in_shapes; `scale`: [heads]; `bias`: as many elements as
+        span(self.bias) has."""
         flat = [np.ascontiguousarray(x, np.float32).reshape(-1) for x in tensors]
         q, k, v = (o.seen(flat[o.tensor], sizes) for name, o, sizes in self.operands() if name in "qkv")
         if self.unit:

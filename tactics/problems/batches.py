@@ -1,4 +1,4 @@
-"""The same computation on another number of images, for batches that are computed in pieces."""
+"""Problems at another batch, for networks whose batch is computed in pieces."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,10 +12,11 @@ P = TypeVar("P", bound=Problem)
 
 @dataclass(frozen=True, slots=True)
 class BatchPiecesProblem(Problem):
-    """Splits a tensor's images into pieces of these `sizes` (`apart`), or joins the pieces to one tensor again.
+    """The split of a tensor of shape `shape` into pieces of `sizes` images (`apart`), or the join of such pieces to one tensor.
 
     Nothing is launched: images follow each other in memory. `us`: microseconds that DRAM takes for the part of the whole tensor
-    that L2 cannot hold. Only the planner has this problem; in engines each piece is a Gather, and a Concat joins them.
+    that does not fit in L2. Only the planner uses this problem; engines have a Gather for each piece, and a Concat to join
+    them.
     """
 
     shape: Shape4
@@ -36,7 +37,7 @@ class BatchPiecesProblem(Problem):
 
 
 def sizes_of(images: int, pieces: int) -> tuple[int, ...]:
-    """Splits a number of images into `pieces`, whose sizes differ by at most one, the larger ones first.
+    """Returns the sizes of `pieces` pieces of a batch, which differ by at most one, the larger ones first.
 
     >>> sizes_of(50, 4)
     (13, 13, 12, 12)
@@ -46,8 +47,8 @@ def sizes_of(images: int, pieces: int) -> tuple[int, ...]:
 
 
 def at_batch(problem: P, n: int) -> P | None:
-    """Returns the problem for `n` images; None where an image's result depends on other images, or a tensor has no axis of
-    images.
+    """Returns the problem at batch `n`; None if an image's result depends on other images, or if a tensor's first axis is not
+    the batch.
     """
     kind, images = type(problem), problem.out_shape[0]
     if any(shape[0] != images for shape in problem.all_shapes):

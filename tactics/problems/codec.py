@@ -8,12 +8,12 @@ from tactics.problems.protocol import Problem
 
 
 def to_json(problem: Problem) -> dict[str, Any]:
-    """A problem as plain data."""
+    """Returns a problem as JSON data, which from_json reads."""
     data: dict[str, Any] = codec.to_json(AnyProblem, problem)
     return data
 
 
 def from_json(data: object) -> Problem:
-    """Reads a problem that to_json wrote. Raises ValueError with a sentence for data that describes no problem."""
+    """Returns the problem that to_json wrote as `data`. Raises ValueError if `data` describes no problem."""
     problem: Problem = codec.from_json(AnyProblem, data)  # type: ignore[arg-type]
     return problem

@@ -14,11 +14,11 @@ from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, OneTensor, Problem, Shape4
 
 Pair = tuple[int, int]
-MOST_GATHERED = 1 << 21  # elements of the columns of window_sums at a time: 8 MB
+MOST_GATHERED = 1 << 21  # elements of the gathered matrix in window_sums: 8 MB
 
 
 class Keyed(Problem):
-    """A problem that `str()` writes as its type, its sizes, and the other fields that differ from their defaults."""
+    """A problem that `str()` writes as its type, its sizes, and its other fields if set: "conv n1 c64 h56 ... relu"."""
 
     __slots__ = ()
 
@@ -54,8 +54,9 @@ def _parts(record: Any) -> Iterator[str]:
 class ConvProblem(Keyed, OneTensor):
     """act(conv(x, w) + bias + residual): x [n,c,h,w], w [k,c/groups,r,s], cross-correlation as ONNX Conv.
 
-    `pad` = top, left, bottom, right. `sparse24`: the FP16 weights obey 2:4 along c, so a sparse tactic may run them.
-    `prologue`, `epilogue`: the steps of the same kernel before and after the convolution.
+    k output channels, r x s taps; pairs are (along rows, along columns); `pad` = top, left, bottom, right. `sparse24`: the FP16
+    weights have the 2:4 pattern along c, so a sparse tactic may run them. `prologue`, `epilogue`: the steps of the same kernel
+    before and after the products; these add inputs: x, then the residual, then the gate.
     """
 
     TYPE: ClassVar[str] = "conv"
@@ -130,9 +131,10 @@ class ConvProblem(Keyed, OneTensor):
         gate: Given = None,
         **vectors: Given,
     ) -> np.ndarray:
-        """Computes the convolution and its epilogue in FP32, of FP32 arrays: x [n,c,h,w], w [k,c/groups,r,s], residual as the
-        output; bias, slope, `vectors` (scales, shifts, multipliers, residual_multipliers) [k], counted before depth-to-space;
-        scale, shift [c]; gate [n,c,1,1].
+        """Returns the output, FP32 of out_shape, computed in FP32 from FP32 arrays.
+
+        x [n,c,h,w], w [k,c/groups,r,s]; residual as in in_shapes; scale, shift [c] and gate [n,c,1,1] of the prologue; bias,
+        slope and `vectors` (scales, shifts, multipliers, residual_multipliers) [k], by channels before depth-to-space.
         """
         if self.prologue.scaled:
             scale, shift = (np.asarray(v, np.float32).reshape(1, -1, 1, 1) for v in (scale, shift))
@@ -151,7 +153,7 @@ class ConvProblem(Keyed, OneTensor):
         return self.maxima(y) if end.pool else depth_to_space(y, end.d2s, end.d2s_mode)
 
     def maxima(self, y: np.ndarray) -> np.ndarray:
-        """Applies the epilogue's pool to the convolution's result [n,k,p,q]."""
+        """Returns the epilogue's max pool of the convolution's result y [n,k,p,q]."""
         r, s, stride_h, stride_w, top, left, high, wide = self.epilogue.pool
         pool = PoolProblem(self.n, self.k, self.p, self.q, "max", r, s, (high, wide), (stride_h, stride_w), (top, left, 0, 0))
         return pool.reference(y)
@@ -163,7 +165,7 @@ def with_epilogue(problem: ConvProblem, **changes: Any) -> ConvProblem:
 
 
 def depth_to_space(x: np.ndarray, b: int, mode: str) -> np.ndarray:
-    """[n, k, h, w] -> [n, k/b^2, h*b, w*b], as ONNX DepthToSpace."""
+    """Returns x [n, k, h, w] as [n, k/b^2, h*b, w*b], as ONNX DepthToSpace does. `mode`: "dcr" or "crd"."""
     n, k, h, w = x.shape
     if mode == "dcr":
         x = x.reshape(n, b, b, k // b**2, h, w).transpose(0, 3, 4, 1, 5, 2)
@@ -173,7 +175,7 @@ def depth_to_space(x: np.ndarray, b: int, mode: str) -> np.ndarray:
 
 
 def space_to_depth(x: np.ndarray, b: int, mode: str) -> np.ndarray:
-    """The inverse of depth_to_space; mode dcr is ONNX SpaceToDepth."""
+    """Returns x [n, c, h, w] as [n, c*b^2, h/b, w/b]: the inverse of depth_to_space. Mode "dcr" is ONNX SpaceToDepth."""
     n, c, h, w = x.shape
     x = x.reshape(n, c, h // b, b, w // b, b)
     return x.transpose((0, 3, 5, 1, 2, 4) if mode == "dcr" else (0, 1, 3, 5, 2, 4)).reshape(n, c * b * b, h // b, w // b)
@@ -181,12 +183,11 @@ def space_to_depth(x: np.ndarray, b: int, mode: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeProblem(Keyed, OneTensor):
-    """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c/groups,r,s], output channels
-    first.
+    """act(conv_transpose(x, w) + bias + residual), as ONNX ConvTranspose: x [n,c,h,w], w [k,c/groups,r,s] (ONNX has c first).
 
-    Input pixel i and tap t reach output pixel i*stride + t*dilation - pad; `out` = output height and width, `pad` = top, left
-    (sums that fall outside `out` are cut off). `sparse24`, `epilogue` as in ConvProblem; the epilogue has only bias, residual,
-    activations, and scale and shift.
+    Input pixel i times tap t is added to output pixel i*stride + t*dilation - pad, if that is inside `out` = output height and
+    width; `pad` = top, left. `sparse24`, `epilogue`: as in ConvProblem, but an epilogue of bias, residual, activations, scale
+    and shift only.
     """
 
     TYPE: ClassVar[str] = "conv_transpose"
@@ -236,8 +237,8 @@ class ConvTransposeProblem(Keyed, OneTensor):
         slope: Given = None,
         **affine: Given,
     ) -> np.ndarray:
-        """Computes in FP32, of FP32 arrays: x [n,c,h,w], w [k,c/groups,r,s], residual as the output, the other vectors
-        (`affine`: scales, shifts) [k]."""
+        """Returns the output [n,k,*out], computed in FP32 from FP32 arrays: x [n,c,h,w], w [k,c/groups,r,s], residual as the
+        output; bias, slope and `affine` (scales, shifts) [k]."""
         x, w = np.asarray(x, np.float32), np.asarray(w, np.float32)
         (sh, sw), (dh, dw), (top, left) = self.stride, self.dilation, self.pad
         high = max((self.h - 1) * sh + (self.r - 1) * dh + 1, top + self.out[0])
@@ -255,10 +256,10 @@ class ConvTransposeProblem(Keyed, OneTensor):
 
 @dataclass(frozen=True, slots=True)
 class PoolProblem(Keyed, OneTensor):
-    """Max or average over a window; `out` = output height and width (ceil_mode decides them). Padding never wins a max.
+    """The maximum (`kind` "max") or average ("avg") of windows of r x s pixels; padding never wins a maximum.
 
-    An average divides by the window's size with `count_pad` (clipped to the padded image), else by the number of its valid
-    pixels.
+    `out` = output height and width, which depend on ONNX's ceil_mode; `pad` = top, left, bottom, right. An average divides by
+    the number of the window's pixels inside the image, or with `count_pad` inside the padded image.
     """
 
     TYPE: ClassVar[str] = "pool"
@@ -291,8 +292,8 @@ class PoolProblem(Keyed, OneTensor):
         return x if self.kind == "max" else x / np.maximum(np.outer(rows, columns), 1)
 
     def _along(self, x: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-        """Pools along one axis of pixels (0 rows, 1 columns): returns (maxima or sums, number of pixels counted in each window
-        [out]).
+        """Pools x [n,c,*,*] along `axis` (0 rows, 1 columns); returns (maxima or sums; for each window, the number of pixels by
+        which an average divides, [out]).
         """
         size, window, along = (self.h, self.w)[axis], (self.r, self.s)[axis], axis + 2
         first = np.arange(self.out[axis]) * self.stride[axis] - self.pad[axis]
@@ -316,9 +317,10 @@ class PoolProblem(Keyed, OneTensor):
 def window_sums(
     x: np.ndarray, w: np.ndarray, out: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int]
 ) -> np.ndarray:
-    """Convolves in FP32: gathers windows as the columns of a matrix (im2col), then multiplies matrices.
+    """Returns the convolution [n,k,*out] of x [n,c,h,w], already padded, with w [k,c/groups,r,s], in FP32.
 
-    x [n,c,h,w], already padded, and w [k,c/groups,r,s] -> [n,k,*out]; output pixel i reads x from row i*stride on.
+    Windows are gathered as the columns of a matrix (im2col), which weights multiply. Output row i reads rows i*stride +
+    t*dilation.
     """
     (n, c), (k, cg, r, s), (p, q) = x.shape[:2], w.shape, out
     groups = c // cg
@@ -329,7 +331,7 @@ def window_sums(
     taps = (along_h * dilation[0], along_w * dilation[1], along_h * stride[0], along_w * stride[1])
     windows = as_strided(x, (n, groups, cg, r, s, p, q), (along_n, along_c * cg, along_c, *taps), writeable=False)
     y = np.zeros((n, groups, k // groups, p, q), np.float32)
-    if cg == 1:  # one product for each tap, of whole images: nothing to gather
+    if cg == 1:  # depthwise: a product of whole images for each tap, nothing is gathered
         by_tap = w.reshape(1, groups, k // groups, r, s, 1, 1)
         for i, j in np.ndindex(r, s):
             y += by_tap[:, :, :, i, j] * windows[:, :, :, i, j]

@@ -15,23 +15,26 @@ VECTORS = ("b", "slope", *AFFINE, *MULTIPLIERS)  # every weight that has an elem
 
 
 def _column(v: np.ndarray) -> np.ndarray:
-    """[k] -> FP32 [1,k,1,1]."""
+    """Returns v [k] as FP32 [1,k,1,1]."""
     return np.asarray(v, np.float32).reshape(1, -1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue(Hashed):
-    """The steps between a convolution's sums and its stores: + bias, + residual, activation, then a pool or a reordering.
+    """The steps between a convolution's sums [n,k,p,q] and its stores, all optional, in this order:
 
-    `multiplied`, `residual_multiplied`: the sums, and the residual, are first multiplied by a value of their channel, as whole
-    numbers of quantised tensors are.
+    1. `multiplied`: sums times a value per channel, to dequantise whole numbers; `residual_multiplied`: so is the residual
+    2. `bias`: + a value per channel
+    3. `residual`: + a tensor of the output's shape; with `act_first` this is step 6
+    4. `act`: the activation
+    5. `affine`: * scale + shift per channel
+    6. the residual, with `act_first`
+    7. `last`: a second activation
+    8. `pool`: a max pool of (r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w); or `d2s` = b > 1: ONNX DepthToSpace
+       by b, `d2s_mode` dcr or crd, to k/b^2 channels; the residual then has the shape after it
 
-    `residual`: a tensor of the output's shape is added before the activation, or, with `act_first`, after it. `affine`: a scale
-    and shift per channel follow the activation, before such a late residual; `last`: an activation behind all of these. With
-    `d2s` = b > 1 the k channels are stored as k/b^2 channels of b times the size (ONNX DepthToSpace, `d2s_mode` dcr or crd); a
-    residual has that shape. `pool` = r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w: a max pool follows. `up` = u >
-    1: the residual has 1/u of the output's height and width, and each of its pixels is added to u x u pixels of the output (u =
-    d2s, or any u without depth-to-space).
+    `up` = u > 1: the residual has 1/u of the output's height and width, and each of its pixels is added to u x u pixels of the
+    output; with depth-to-space u = d2s.
     """
 
     bias: bool = False
@@ -73,21 +76,17 @@ class Epilogue(Hashed):
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The names of the weights [k] that the kernel reads in addition to the products' weights; the bias "b" is always among
-        them.
-        """
+        """The names of the weights of shape [k] that the kernel reads; "b", the bias, is always among them."""
         return ("b", *(["slope"] if self.act.name == "prelu" else []), *(AFFINE if self.affine else ()), *self.multipliers)
 
     @property
     def multipliers(self) -> tuple[str, ...]:
-        """The names of those of MULTIPLIERS that the kernel reads."""
+        """The names in MULTIPLIERS that the kernel reads."""
         return tuple(name for name, used in zip(MULTIPLIERS, (self.multiplied, self.residual_multiplied), strict=True) if used)
 
     def finish(self, y: np.ndarray, bias: Given, residual: Given, slope: Given, **vectors: Given) -> np.ndarray:
-        """Applies bias, activations, residual, scale and shift to the sums y [n,k,p,q]; a pool or a reordering is left to the
-        caller.
-
-        `vectors`: AFFINE and MULTIPLIERS, [k]; the residual is [n,k,p,q].
+        """Returns the sums y [n,k,p,q] after steps 1 to 7, in FP32. `residual`: [n,k,p,q]; `bias`, `slope` (of prelu) and
+        `vectors`, by the names in AFFINE and MULTIPLIERS: [k].
         """
         (scales, shifts), (sums, added) = ([vectors.get(name) for name in names] for names in (AFFINE, MULTIPLIERS))
         y = y if sums is None else y * _column(sums)

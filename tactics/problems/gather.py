@@ -1,6 +1,6 @@
-"""Data movement that tables describe, as problems: views, gathers along every axis, resizing. Frozen, hashable, NCHW shapes.
+"""Problems that move data by tables of indices: views, gathers along every axis, resizing. Shapes are NCHW.
 
-As in `problem`: `str()` is the key of caches, `reference()` the meaning over FP32 arrays.
+As in problem.py, records are frozen and hashable, `str()` is the key in caches, `reference()` the meaning over FP32 arrays.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ import numpy as np
 
 from tactics.problems.protocol import OneTensor, Problem, Shape4
 
-LONGEST_PRINTED = 16  # entries of a table; a longer one stands in the key by its hash
-MOST_SCALE = 1 << 24  # of a resize's scale and coordinates, which then fit 64 bits, with finite weights
-MOST_TAPS = 1 << 16  # along an axis: with antialiasing a small scale has many
+LONGEST_PRINTED = 16  # entries; a problem's text has a longer table as its length and hash
+MOST_SCALE = 1 << 24  # the largest scale, 1/scale and coordinate of a resize: indices then fit 64 bits, and weights are finite
+MOST_TAPS = 1 << 16  # of a resize along an axis: with antialiasing a small scale has many
 Scale = float | np.float32 | Fraction  # of a resize: the model's number, or the ratio of the sizes
 
 
@@ -32,7 +32,7 @@ def _dims(shape: tuple[int, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ViewProblem(Problem):
-    """The same elements, row-major, under another shape: `shape` -> `out`. No kernel runs: linear memory stays as it is."""
+    """A reshape of `shape` to `out`, elements row-major. No kernel runs: linear memory stays unchanged."""
 
     TYPE: ClassVar[str] = "view"
     shape: Shape4
@@ -59,10 +59,14 @@ class ViewProblem(Problem):
 
 @dataclass(frozen=True, slots=True)
 class GatherProblem(Problem):
-    """Permutes axes, and selects indices along each: output axis a takes input axis perm[a] at the indices index[a].
+    """A permutation of axes, then a selection of indices along each: output axis a is input axis perm[a] at the indices
+    index[a].
 
-    An empty index[a] takes every index in order; index -1 gives `fill`. So this is Transpose, Slice with any steps, Pad in
-    every mode, Gather along an axis by constants, Tile, Expand, and nearest Resize in every coordinate mode, alone or composed.
+    An empty index[a] takes every index in order; index -1 gives `fill`. Transpose, Slice with any steps, Pad in every mode,
+    Gather by constants, Tile, Expand, nearest Resize in every coordinate mode, and sequences of these are such problems.
+
+    Example: shape (1, 2, 4, 4), perm (0, 1, 3, 2), index ((), (), (3, 2), ()): out[n,c,i,j] = x[n,c,j,3-i], of shape (1, 2, 2,
+    4).
     """
 
     TYPE: ClassVar[str] = "gather"
@@ -94,7 +98,7 @@ class GatherProblem(Problem):
 
     @property
     def is_images(self) -> bool:
-        """Whether the output is a contiguous range of the input's images, otherwise unchanged."""
+        """Whether the output is a contiguous range of the input's images and nothing else is changed."""
         table, *others = self.index
         first = table[0] if table else -1
         alike = table == tuple(range(first, first + len(table))) and not any(others)
@@ -120,8 +124,9 @@ class GatherProblem(Problem):
 class ResizeProblem(OneTensor):
     """ONNX Resize over rows and columns with more than one tap per axis: `mode` linear or cubic.
 
-    `coordinate_mode`: ONNX's coordinate_transformation_mode; `scale`: of rows and columns, as the model gives them; `roi`:
-    start and end of rows, then of columns, for tf_crop_and_resize, which fills with `extrapolation` outside the image.
+    `out`: output height and width; `coordinate_mode`: ONNX's coordinate_transformation_mode; `scale`: along rows and columns,
+    as the model gives them; `cubic_a`, `exclude_outside`, `antialias`: ONNX's attributes. Only tf_crop_and_resize reads `roi`,
+    start and end along rows, then along columns, and `extrapolation`, the value outside the image.
     """
 
     TYPE: ClassVar[str] = "resize"
@@ -159,15 +164,15 @@ class ResizeProblem(OneTensor):
         return max(1.0, 1.0 / self.scale[axis]) if self.antialias else 1.0
 
     def num_taps(self, axis: int) -> int:
-        """The number T of taps of each output pixel along rows (axis 0) or columns (1)."""
+        """Returns the number T of input rows (axis 0) or columns (1) of which an output pixel is the weighted sum."""
         return max(1, math.ceil(2 * (1 if self.mode == "linear" else 2) * self._stretch(axis)))
 
     def taps(self, axis: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (index int32 [out, T], weight FP32 [out, T]) of rows (axis 0) or columns (1): an output pixel is the sum of
-        weight * input[index]. A row of indices -1 lies outside the image and gives `extrapolation`.
+        """Returns (index int32 [out, T], weight FP32 [out, T]) of rows (axis 0) or columns (1): out[i] is the sum over t of
+        weight[i, t] * x[index[i, t]]. If index[i] is -1, the pixel lies outside the image and is `extrapolation`.
 
-        Formulas: ONNX operator Resize-19; linear weighs by 1 - |distance|, cubic by Keys' kernel with coefficient `cubic_a`;
-        antialias widens the kernel by 1/scale where the image shrinks.
+        By ONNX's Resize-19, linear has the weights 1 - |distance|, cubic has Keys' kernel with coefficient `cubic_a`, and
+        antialias widens the kernel by 1/scale if the image shrinks.
         """
         size, out, scale = (self.h, self.w)[axis], self.out[axis], self.scale[axis]
         x = COORDINATES[self.coordinate_mode](np.arange(out, dtype=np.float64), scale, size, out, self.roi[2 * axis :][:2])
@@ -198,15 +203,15 @@ class ResizeProblem(OneTensor):
 
 
 def _keys(far: np.ndarray, a: float) -> np.ndarray:
-    """Keys' cubic convolution kernel at distance `far`."""
+    """Returns Keys' cubic convolution kernel with coefficient `a` at the distances `far`."""
     near = ((a + 2) * far - (a + 3)) * far**2 + 1
     outer = ((a * far - 5 * a) * far + 8 * a) * far - 4 * a
     return np.where(far < 1, near, np.where(far < 2, outer, 0))
 
 
 def _over(i: np.ndarray, scale: Scale) -> np.ndarray:
-    """Divides by the scale. With a Fraction the quotient is rounded once, so a coordinate on a pixel, or midway between two, is
-    exact.
+    """Returns i / scale. With a Fraction the quotient is rounded once, so that a coordinate on a pixel, or midway between two
+    pixels, is exact.
     """
     return i * scale.denominator / scale.numerator if isinstance(scale, Fraction) else i / scale
 
@@ -216,7 +221,7 @@ def _half_pixel(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[
 
 
 def _half_pixel_symmetric(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[float]) -> np.ndarray:
-    """Half-pixel coordinates of an output of floor(size * scale) pixels: the lost fraction is taken from both ends alike."""
+    """Returns half-pixel coordinates for out = floor(size * scale): the lost fraction of a pixel is shared by both ends."""
     return size / 2 * (1 - out / (scale * size)) + _over(i + 0.5, scale) - 0.5
 
 
@@ -227,7 +232,8 @@ def _crop(i: np.ndarray, scale: Scale, size: int, out: int, roi: Sequence[float]
     return i * 0.0 + 0.5 * (start + end) * (size - 1)
 
 
-# ONNX Resize's coordinate_transformation_mode: output indices -> input coordinates.
+# ONNX Resize's coordinate_transformation_mode -> function (output indices, scale, input size, output size, (start, end) of the
+# roi) -> input coordinates, all along one axis.
 COORDINATES: dict[str, Callable[[np.ndarray, Scale, int, int, Sequence[float]], np.ndarray]] = {
     "asymmetric": lambda i, scale, size, out, roi: _over(i, scale),
     "half_pixel": _half_pixel,
@@ -247,11 +253,11 @@ ROUNDINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def nearest(
     size: int, out: int, scale: Scale, coordinate_mode: str, rounding: str, roi: Sequence[float] = (0.0, 1.0)
 ) -> tuple[int, ...]:
-    """Returns the input index of each of `out` pixels of a nearest Resize along an axis of `size`; -1: outside, in
-    tf_crop_and_resize.
+    """Returns, for each of `out` pixels of a nearest Resize along an axis of `size` pixels, the input index; -1 for a pixel
+    outside the image (tf_crop_and_resize only).
 
-    A Fraction, the ratio of two sizes, gives exact coordinates on a pixel or midway between two. A scale that the model gives
-    is applied in FP32, as other runtimes do, so that ties fall to the same side.
+    `rounding`: a name in ROUNDINGS. A `scale` that is a Fraction, the ratio of the sizes, gives exact coordinates on a pixel or
+    midway between two. The model's scale is applied in FP32, as other runtimes do, so that ties are rounded to the same side.
     """
     exact = isinstance(scale, Fraction)
     i = np.arange(out, dtype=np.float64 if exact else np.float32)

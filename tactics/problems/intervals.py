@@ -1,10 +1,10 @@
-"""Intervals of numbers, their images under functions, and cliffs: operands at which rounding ruins a function's result.
+"""Intervals of numbers, their images under functions, and cliffs: operands near which FP16 rounding ruins a function's result.
 
-A function has a cliff at the edges of its domain and at its poles: FP16 rounds 3e-5 - 3e-8 and 3e-5 to the same number, and the
-reciprocal of their difference, 3e7 in FP32, becomes infinite.
+A cliff is at an edge of a function's domain or at a pole. Example: 3e-5 - 3e-8 and 3e-5 round to the same number in FP16, so
+the reciprocal of their difference is infinite instead of 3e7.
 
-An Interval holds all values that a number can have; its ends may be infinite, and both are included. An image is a function
-(interval of v, interval of the operand or of the scalar in its place, parameters) -> interval of the result.
+An Image is a function (interval of v, interval of the operand, parameters) -> interval of the result; a scalar in place of the
+operand is an interval of one number.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-NEAR = 2.0**-14  # the smallest normal number of FP16: below it, numbers have fewer digits, and below 2^-25 none
+NEAR = 2.0**-14  # the smallest normal number of FP16: smaller numbers have fewer digits, and below 2^-25 they round to 0
 INF = math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
+    """All numbers from `low` to `high`, both included; either may be infinite."""
+
     low: float = -INF
     high: float = INF
 
@@ -32,7 +34,7 @@ class Interval:
         return Interval(min(self.low, other.low), max(self.high, other.high))
 
     def stored(self) -> Interval:
-        """The interval after rounding to FP16. Rounding keeps the order of numbers, so the ends are rounded."""
+        """Returns the interval of the numbers rounded to FP16: rounding keeps their order, so only the ends are rounded."""
         with np.errstate(over="ignore"):
             return Interval(*(float(np.float16(v)) for v in (self.low, self.high)))
 
@@ -43,10 +45,11 @@ ANY, POSITIVE = Interval(), Interval(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Cliff:
-    """The places where rounding the base ruins a function's result. The base is v, or the operand if `of_operand`.
+    """The values near which rounding ruins a function's result: values of its base, which is v, or the operand if `of_operand`.
 
-    `edges`: values of the base at which the function is infinite or undefined. `closed`: an interval on which the function is
-    finite, ends included, so that rounding to an end is harmless; None without one.
+    `edges`: base values at which the function is infinite or undefined. `closed`: an interval on which the function is finite,
+    its ends included, so that rounding to an end does no harm; None: there is no such interval. Example: sqrt has the edge 0,
+    and is finite on 0 to infinity.
     """
 
     edges: tuple[float, ...]
@@ -54,7 +57,7 @@ class Cliff:
     of_operand: bool = False
 
     def clear(self, base: Interval) -> bool:
-        """Whether every value of `base` is safe: inside `closed`, or at least NEAR away from every edge."""
+        """Returns whether all values of `base` are safe: inside `closed`, or at least NEAR away from each edge."""
         if self.closed and self.closed[0] <= base.low and base.high <= self.closed[1]:
             return True
         return all(base.low - edge >= NEAR or edge - base.high >= NEAR for edge in self.edges)
@@ -64,7 +67,7 @@ ZERO, ROOT, DIVISOR = Cliff((0.0,)), Cliff((0.0,), (0.0, INF)), Cliff((0.0,), of
 
 
 def at_power(b: Interval) -> Cliff | None:
-    """The cliff of v ** b, by its exponent: None for whole b >= 0, ROOT for fractional b >= 0, else ZERO."""
+    """Returns the cliff of v ** b for exponents b: None for one whole b >= 0, ROOT for one fractional b >= 0, else ZERO."""
     if b.low == b.high and b.low >= 0:
         return None if b.low == int(b.low) else ROOT
     return ZERO
@@ -74,7 +77,7 @@ def at_power(b: Interval) -> Cliff | None:
 
 
 def rising(f: Callable[..., float]) -> Image:
-    """The image of a function that never falls; parameters follow its argument."""
+    """Returns the image of a monotonically rising function f(v, *parameters)."""
 
     def image(v: Interval, b: Interval, *params: float) -> Interval:
         return Interval(f(v.low, *params), f(v.high, *params))
@@ -83,17 +86,20 @@ def rising(f: Callable[..., float]) -> Image:
 
 
 def within(low: float, high: float) -> Image:
+    """Returns the image of a function whose values lie between `low` and `high`, for any v."""
     known = Interval(low, high)
     return lambda v, *_: known
 
 
 def dips_to(low: float) -> Image:
-    """The image of a function like SiLU: never below `low`, and at most v where v is positive."""
+    """Returns the image of a function like SiLU: its values are at least `low`, at most v for v > 0, and at most 0 for v <
+    0."""
     return lambda v, *_: Interval(low, max(v.high, 0.0))
 
 
 def corners(op: Callable[[float, float], float]) -> Image:
-    """The image of an operation that is monotone in each of its two arguments; ANY where the value at a corner is NaN."""
+    """Returns the image of an operation of v and an operand that is monotone in each, so that its extremes are at the ends of
+    both; the image is ANY if a value there is NaN."""
 
     def image(v: Interval, b: Interval, *_: float) -> Interval:
         found = [op(x, y) for x in (v.low, v.high) for y in (b.low, b.high)]
@@ -103,7 +109,7 @@ def corners(op: Callable[[float, float], float]) -> Image:
 
 
 def bounded(f: Callable[..., float]) -> Callable[..., float]:
-    """Wraps `f` so that overflow of a double gives infinity, not an OverflowError."""
+    """Returns f, but infinity in place of an OverflowError."""
 
     def value(*args: float) -> float:
         try:
@@ -118,7 +124,7 @@ def bounded(f: Callable[..., float]) -> Callable[..., float]:
 
 
 def _times(x: float, y: float) -> float:
-    return 0.0 if not x or not y else x * y  # an infinite end is no value: 0 times what comes near it is 0
+    return 0.0 if not x or not y else x * y  # an infinite end stands for finite values of any size: 0 times these is 0
 
 
 plus, times = corners(lambda x, y: x + y), corners(_times)
@@ -156,6 +162,6 @@ def square(v: Interval, *_: float) -> Interval:
 
 
 def leaky(v: Interval, b: Interval, *_: float) -> Interval:
-    """The image of leaky ReLU: v where v >= 0, else v times the slope."""
+    """Returns the image of leaky ReLU, v if v >= 0, else v times the slope b."""
     below = times(Interval(min(v.low, 0.0), min(v.high, 0.0)), b)
     return Interval(max(v.low, 0.0), max(v.high, 0.0)).hull(below)

@@ -1,4 +1,4 @@
-"""One output of a library function as a problem: frozen, hashable; `str()` the key, `reference()` the meaning."""
+"""The problem of one output of a library function: an operator that NumPy or CuPy computes (array_functions.py)."""
 
 import math
 from dataclasses import dataclass
@@ -11,19 +11,20 @@ from tactics.problems.array_functions import FUNCTIONS, bound
 from tactics.problems.protocol import Problem, Shape4
 
 FLOAT = "fp16"  # the type of floating-point tensors in memory
-MOST_TAPS = 1 << 16  # elements of a window along an axis (of a Conv: in all); each is one pass over the output
-LARGEST = 2**31  # elements of a tensor, or magnitude of an attribute
-EXACT = ("int32", "int64", "bool", "int8", "uint8")  # types of other tensors, kept as they are
-PIXELS = "uint8"  # as a network's input it is one of the formats that kernels read
+MOST_TAPS = 1 << 16  # elements of a window along an axis (of a Conv's whole window); each is one pass over the output
+LARGEST = 2**31  # the most elements of a tensor, and the largest magnitude of an attribute
+EXACT = ("int32", "int64", "bool", "int8", "uint8")  # the types of all other tensors, which are stored without conversion
+PIXELS = "uint8"  # kernels read a network's input of this type directly
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryProblem(Problem):
-    """Output `part` of a function in FUNCTIONS over whole tensors, each in its ONNX shape.
+    """Output number `part` of a function in FUNCTIONS over whole tensors, each in its ONNX shape.
 
-    `arguments`: in the function's order, "t<i>" for input i, "c<i>" for weight c<i>, "" for an absent one. `shapes`, `dtypes`:
-    of the inputs; `shape`, `dtype`: of the output; a dtype is FLOAT or one of EXACT. `constants`: shape and NumPy type of each
-    weight. `attributes`: by name, as the function takes them. `shapes4`: the inputs' shapes as NCHW, then the output's.
+    `arguments`: for each argument of the function "t<i>", input i, "c<i>", the weight of that name, or "", absent. `shapes`,
+    `dtypes`: of the inputs; `shape`, `dtype`: of the output; a dtype is FLOAT or one of EXACT. `constants`: (shape, NumPy type)
+    of each weight. `attributes`: (name, value) as the function takes them. `shapes4`: the NCHW shapes of the inputs, then of
+    the output, with as many elements as `shapes` and `shape`.
     """
 
     TYPE: ClassVar[str] = "library"
@@ -49,8 +50,8 @@ class LibraryProblem(Problem):
                 raise ValueError(f"library: {shape} and {shape4} have different numbers of elements")
 
     def excess(self) -> str:
-        """Names attributes with which the function would take unreasonable time or memory for tensors of these sizes; ""
-        without any.
+        """Returns a text on an attribute with which the function would take far more time or memory than these tensors justify;
+        "" if there is none. An engine file is refused with this text.
         """
         given: dict[str, Any] = dict(self.attributes)
         numbers = [v for value in given.values() for v in (value if isinstance(value, tuple) else (value,)) if type(v) is int]
@@ -90,9 +91,8 @@ class LibraryProblem(Problem):
         return self.shapes4[-1]
 
     def reference(self, *tensors: np.ndarray, **weights: np.ndarray) -> np.ndarray:
-        """Computes the output from arrays of in_shapes, floating-point ones FP32, and weights c0, c1, ...; returns an array of
-        out_shape.
-        """
+        """Returns the output, of out_shape (FP32 if floating-point). `tensors`: arrays of in_shapes; `weights`: c0, c1, ... by
+        name."""
         given = {f"t{i}": np.asarray(x).reshape(s) for i, (x, s) in enumerate(zip(tensors, self.shapes, strict=True))}
         for i, dtype in enumerate(self.dtypes):
             given[f"t{i}"] = given[f"t{i}"].astype(np.float32 if dtype == FLOAT else DTYPES[dtype])

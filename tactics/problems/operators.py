@@ -1,6 +1,6 @@
-"""The ONNX operators that a network may have, by how their channels pass, and the pointwise stages of elementwise operators.
+"""Tables of the ONNX operators that a network may have: the stages of elementwise ones, and groups by how channels pass.
 
-An operator is a row of pointwise_ops, a function of array_functions, or a name here.
+Each operator is a row of pointwise_ops, a function of array_functions, or a name here.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,8 @@ from tactics.problems import array_functions
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS
 from tactics.problems.reductions import REDUCTIONS
 
-# Operator -> its stages, each (name in pointwise_ops, attributes that are its parameters with their defaults; "" is none).
+# Operator -> its stages: (name in pointwise_ops, {attribute that is a parameter: its default}); attribute "": a fixed
+# parameter.
 UNARY: dict[str, tuple[tuple[str, Mapping[str, float]], ...]] = {
     **{row.onnx: ((name, row.parameters),) for name, row in (ACTIVATIONS | FUNCTIONS).items() if row.onnx},
     "Identity": (),
@@ -23,8 +24,9 @@ REDUCE = {"Reduce" + kind.title().replace("_", ""): kind for kind in REDUCTIONS 
 RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
 VIEWS = (*RESHAPES, "Transpose")  # the same values in another shape or order
 
-# How the channels of inputs and outputs belong together: each element by itself; elements at the same place of inputs that
-# broadcast; windows of one channel; REDUCE, rows of elements. The rest have rules of their own, or none.
+# Groups by the elements that an output element depends on. ALIKE: the element at its place; JOINED: the elements at its place
+# in inputs that broadcast; WINDOWS: a window of its channel; REDUCE: a row of elements. Operators in REST have rules of their
+# own (gpu_runtime/pruning/channel_rules.py), or none.
 ALIKE = (*UNARY, *array_functions.ALIKE, "Celu", "Swish")
 JOINED = (*BINARY, *array_functions.JOINED, "Mean", "Sum")
 WINDOWS = (*array_functions.WINDOWS, "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool")

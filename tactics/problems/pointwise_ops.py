@@ -1,8 +1,8 @@
-"""Elementwise functions: a row each, with everything that the code outside the kernels knows about it.
+"""Tables of elementwise functions; a row has everything that the code outside the kernels knows about its function.
 
-A convolution's epilogue applies one Activation. A pointwise chain applies stages: activations, the further functions of
-FUNCTIONS, and OPERATIONS, which take an operand too. A new function is a row here, and its enumerator with its line in
-cuda_kernels/include/activation.cuh (of FUNCTIONS and OPERATIONS: stages.cuh), at the end of its table and of the enum.
+A convolution's epilogue applies an Activation. A pointwise chain applies Stages: activations, the further functions in
+FUNCTIONS, and OPERATIONS, which also take an operand. To add a function, append a row to its table here, and an enumerator and
+a case to cuda_kernels/include/activation.cuh (for FUNCTIONS and OPERATIONS: stages.cuh), at the end of the enum.
 """
 
 import math
@@ -14,7 +14,7 @@ import numpy as np
 from tactics.problems import intervals
 from tactics.problems.intervals import ANY, DIVISOR, INF, POSITIVE, ROOT, ZERO, Cliff, Image, Interval, dips_to, rising, within
 
-MAX_STAGES, MAX_SOURCES = 8, 6  # of one chain: the digits that the kernel's compile-time values have room for
+MAX_STAGES, MAX_SOURCES = 8, 6  # stages, and tensors and constants, of one chain: the kernel's compile-time values hold no more
 FLT_MAX = 3.4028235e38
 
 Meaning = Callable[..., np.ndarray]
@@ -24,11 +24,11 @@ Meaning = Callable[..., np.ndarray]
 class Pointwise:
     """An elementwise function of v and its parameters, or an operation of v and an operand.
 
-    `meaning`: over FP32 arrays. `image`: of intervals (intervals.py). `instructions`: per element. `onnx`: the operator that
-    computes it, if any; `parameters`: the operator's attributes, with ONNX's defaults. `spelled`: the parameters with which
-    exporters write the function as several nodes, to be recognised; None if they do not. `cliff`: interval of the operand ->
-    Cliff, None where there is no cliff. `pole`: v itself has a pole, as a reciprocal has, near which the result may leave
-    FP16's range. `homogeneous`: f(s v) = s f(v) for s > 0.
+    `meaning`: the function over FP32 arrays; `image`: its Image (intervals.py); `instructions`: per element in a kernel;
+    `onnx`: the ONNX operator, "" if there is none; `parameters`: the operator's attributes, with ONNX's defaults. `spelled`:
+    the parameters of the function where exporters write it as several nodes, which the importer joins; None: they do not.
+    `cliff`: interval of the operand -> Cliff or None. `pole`: whether the result may leave FP16's range near one v, as a
+    reciprocal does. `homogeneous`: whether f(s v) = s f(v) for s > 0.
     """
 
     meaning: Meaning
@@ -62,7 +62,7 @@ def _whole(f: Callable[[float], float]) -> Image:
     return rising(lambda x: f(x) if abs(x) < INF else x)
 
 
-# Order: include/activation.cuh. `prelu` has its slope per channel as a weight.
+# In the order of the enum in include/activation.cuh. The slopes of `prelu`, one per channel, are a weight.
 # fmt: off
 ACTIVATIONS: dict[str, Pointwise] = {
     "none": Pointwise(lambda v: v, lambda v, *_: v, homogeneous=True),
@@ -102,7 +102,7 @@ ACTIVATIONS: dict[str, Pointwise] = {
 }
 # fmt: on
 
-# Order: include/stages.cuh.
+# In the order of the enum in include/stages.cuh.
 FUNCTIONS: dict[str, Pointwise] = {
     "abs": Pointwise(np.abs, intervals.size, onnx="Abs", homogeneous=True),
     "ceil": Pointwise(np.ceil, _whole(math.ceil), onnx="Ceil"),
@@ -123,7 +123,7 @@ FUNCTIONS: dict[str, Pointwise] = {
     ),
 }
 
-# Functions of v and its operand; rsub, rdiv and rpow swap the two. Order: include/stages.cuh.
+# Functions of v and an operand; rsub, rdiv and rpow swap the two. In the order of the enum in include/stages.cuh.
 OPERATIONS: dict[str, Pointwise] = {
     "add": Pointwise(np.add, intervals.plus, onnx="Add"),
     "sub": Pointwise(np.subtract, intervals.minus, onnx="Sub"),
@@ -168,7 +168,7 @@ class Activation:
         return self.name + (f"({','.join(f'{p:g}' for p in self.params)})" if self.params else "")
 
     def apply(self, v: np.ndarray, slope: np.ndarray | None = None) -> np.ndarray:
-        """Applies the activation to v, FP32 NCHW, in FP32; `slope` [C] is prelu's."""
+        """Returns the activation of v, FP32 NCHW; `slope`: [C], for prelu only."""
         if self.name == "prelu":
             return _prelu(v, np.asarray(slope, np.float32).reshape(1, -1, 1, 1))
         with np.errstate(over="ignore"):
@@ -182,8 +182,8 @@ NONE = Activation()
 class Stage:
     """One step of a pointwise chain; prints as `relu`, `clip(0,6)`, `add(t1)` or `mul(0.5)`.
 
-    `op`: a name in POINTWISE. An operation's `operand` is tensor "t<i>" or constant "c<i>" of its problem, or "", and then the
-    scalar operand is its one parameter.
+    `op`: a name in POINTWISE. `operand`: of an operation, tensor "t<i>" or constant "c<i>" of the problem; "": the operand is
+    the scalar params[0]. `params`: else the function's parameters.
     """
 
     op: str
@@ -202,19 +202,20 @@ class Stage:
         return self.op + (f"({','.join(inside)})" if inside else "")
 
     def apply(self, v: np.ndarray, operand: np.ndarray | None = None) -> np.ndarray:
-        """Applies the stage to FP32 arrays that broadcast against each other."""
+        """Returns the stage's result for v and the operand, FP32 arrays that broadcast against each other."""
         return POINTWISE[self.op].meaning(v, *([operand] if self.operand else map(np.float32, self.params)))
 
     def interval(self, v: Interval, operand: Interval | None = None) -> Interval:
-        """The interval of the result for v in an interval; `operand`: the interval of an operand that is a tensor, if known."""
+        """Returns the interval of the result; `operand`: the interval of a tensor or constant operand, None if it is
+        unknown."""
         return POINTWISE[self.op].image(v, self._known(operand), *(() if self.operand else self.params))
 
     def cliff(self, operand: Interval | None = None) -> Cliff | None:
-        """The stage's cliff, where rounding its base ruins the result; None without one. `operand` as in `interval`."""
+        """Returns the stage's cliff, None if it has none. `operand`: as for `interval`."""
         return POINTWISE[self.op].cliff(self._known(operand))
 
     def base(self, v: Interval, operand: Interval | None = None) -> Interval:
-        """The interval in which the base of the stage's cliff lies: the operand's or v's."""
+        """Returns the interval of the base of the stage's cliff: the operand's interval or v's."""
         cliff = self.cliff(operand)
         return self._known(operand) if cliff is not None and cliff.of_operand else v
 
@@ -223,5 +224,6 @@ class Stage:
 
 
 def stage_of(act: Activation, slope: str = "") -> tuple[Stage, ...]:
-    """An activation as a chain of one stage (prelu's operand is `slope`, its constant's name); () for no activation."""
+    """Returns an activation as a chain of one stage, () for no activation. `slope`: the name of the constant with prelu's
+    slopes."""
     return () if act == NONE else (Stage(act.name, slope if act.name == "prelu" else "", act.params),)

@@ -1,5 +1,5 @@
-"""Problems: computations without their method, as frozen, hashable records. `str()` is the cache key, `reference()` the
-meaning.
+"""Problems: frozen, hashable records that each state a computation, without a method for it. `str()` is the key in caches,
+`reference()` the meaning in NumPy.
 
 Shapes are NCHW. Tensors are FP16 in memory unless a tactic's formats differ; arithmetic is FP32 inside one problem and rounded
 once at its end.
@@ -23,11 +23,12 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
 @dataclass(frozen=True, slots=True)
 class PointwiseProblem(Keyed, OneTensor):
-    """A chain of elementwise stages over tensor 0: v = t0, then v = stage(v) for each of `stages`; [n,c,h,w] out.
+    """A chain of elementwise stages: v = tensor 0, then v = stage(v) for each of `stages`; the output is v, [n,c,h,w].
 
-    `tensors` and `constants`: the axes that each one spans; along the others it has size 1 and is repeated (NumPy's
-    broadcasting). "nchw" is a whole tensor, "nc" one value per image and channel, "hw" one per pixel, "" one value. Stages read
-    input i as "t<i>", and constant i as "c<i>", which is also the name of its weight.
+    `tensors`, `constants`: the axes that each one spans; along the others it has size 1 and is broadcast. "nchw": a whole
+    tensor; "nc": a value per image and channel; "hw": a value per pixel; "": one value. The operand "t<i>" of a stage is input
+    i, and "c<i>" is constant i, the weight of that name. Example: stages (add(c0), relu), constants ("c",): relu(t0 + a value
+    per channel).
     """
 
     TYPE: ClassVar[str] = "pointwise"
@@ -43,7 +44,7 @@ class PointwiseProblem(Keyed, OneTensor):
             raise ValueError(f"pointwise: axes are written in the order nchw, got {wrong[0]!r}")
 
     def span(self, axes: str) -> Shape4:
-        """The shape of a tensor or constant that spans `axes`."""
+        """Returns the shape of a tensor or constant that spans `axes`."""
         return spanned(self.out_shape, axes)
 
     @property
@@ -51,7 +52,8 @@ class PointwiseProblem(Keyed, OneTensor):
         return tuple(self.span(axes) for axes in self.tensors)
 
     def reference(self, *tensors: np.ndarray, **constants: np.ndarray) -> np.ndarray:
-        """Computes the chain in FP32 from FP32 arrays of in_shapes and constants c0, c1, ... of as many values as they span."""
+        """Returns the chain's output, FP32. `tensors`: FP32 arrays of in_shapes; `constants`: c0, c1, ... by name, each with as
+        many elements as span(its axes)."""
         operands = {f"t{i}": np.asarray(x, np.float32) for i, x in enumerate(tensors)}
         for i, axes in enumerate(self.constants):
             operands[f"c{i}"] = np.asarray(constants[f"c{i}"], np.float32).reshape(self.span(axes))
@@ -63,9 +65,8 @@ class PointwiseProblem(Keyed, OneTensor):
 
 
 class _Pair(Problem):
-    """Two convolutions, `first` and `second`, in one kernel. Its launch describes itself by the input of the first and the
-    output of the second.
-    """
+    """The base class of two convolutions, `first` and `second`, in one kernel. As sizes of the pair, c, r, s and groups are the
+    first's, k is the second's."""
 
     __slots__ = ()
     PARTS: ClassVar[tuple[str, ...]] = ("first", "second")
@@ -85,7 +86,7 @@ class _Pair(Problem):
 
     @property
     def sparse24(self) -> bool:
-        """Whether the weights of both fit 2:4; their joint kernel is dense all the same."""
+        """Whether the weights of both have the 2:4 pattern; the kernel of the pair is dense nevertheless."""
         return self.first.sparse24 and self.second.sparse24
 
     @property
@@ -114,8 +115,8 @@ class BackToBackProblem(_Pair):
         return (*self.first.in_shapes, *self.second.in_shapes[1:])
 
     def reference(self, x: np.ndarray, residual: np.ndarray | None = None, **weights: np.ndarray) -> np.ndarray:
-        """Computes both in FP32, of FP32 arrays; weights "w", "b", "slope" of the first and "w2", "b2", "slope2" of the
-        second.
+        """Returns second(first(x)), FP32; arrays are FP32. Weights: "w", "b", "slope" of the first, "w2", "b2", "slope2" of the
+        second convolution.
         """
         z = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
         return self.second.reference(z, weights["w2"], weights.get("b2"), residual, weights.get("slope2"))
@@ -156,7 +157,7 @@ class SqueezeExciteProblem(_Pair):
 
 @dataclass(frozen=True, slots=True)
 class ScaledConvProblem(_Pair):
-    """act(y * second(y)) with y = first(x): a convolution whose output is scaled by squeeze-excite."""
+    """act(y * second(y)) with y = first(x): a convolution whose output is scaled, per image and channel, by squeeze-excite."""
 
     TYPE: ClassVar[str] = "conv"
     only_dense: ClassVar[bool] = True
@@ -189,8 +190,8 @@ class ScaledConvProblem(_Pair):
         return self.second.judged
 
     def reference(self, x: np.ndarray, **weights: np.ndarray) -> np.ndarray:
-        """Computes in FP32, of FP32 arrays; the convolution's weights "w", "b", "slope", squeeze-excite's with a 2 behind their
-        names.
+        """Returns the scaled output, FP32; arrays are FP32. Weights: "w", "b", "slope" of the convolution, and squeeze-excite's
+        with a 2 appended: "w2", "b2", "w22", "b22".
         """
         y = self.first.reference(x, weights["w"], weights.get("b"), None, weights.get("slope"))
         scale = self.second.reference(y, **{name[:-1]: w for name, w in weights.items() if name in ("w2", "b2", "w22", "b22")})
@@ -199,7 +200,8 @@ class ScaledConvProblem(_Pair):
 
 @dataclass(frozen=True, slots=True)
 class ChainedProblem(Problem):
-    """A pool or a normalization, then a chain of elementwise stages, whose tensor 0 is the output of the first."""
+    """A pool or a normalization, `first`, then a chain of elementwise stages, `chain`, whose tensor 0 is the output of
+    `first`."""
 
     PARTS: ClassVar[tuple[str, ...]] = ("first", "chain")
     first: PoolProblem | NormalizeProblem
@@ -227,8 +229,8 @@ class ChainedProblem(Problem):
         return self.first.out_shape
 
     def reference(self, x: np.ndarray, *tensors: np.ndarray, **weights: np.ndarray) -> np.ndarray:
-        """Computes in FP32, of FP32 arrays: the inputs of the first, then the chain's other tensors; weights of both by their
-        names.
+        """Returns the chain's output, FP32; arrays are FP32. `tensors`: further inputs of `first`, then the chain's tensors 1,
+        2, ...; `weights`: of both, by name.
         """
         constants = {f"c{i}": weights[f"c{i}"] for i in range(len(self.chain.constants))}
         own = {name: array for name, array in weights.items() if name not in constants}
@@ -239,13 +241,14 @@ class ChainedProblem(Problem):
 
 @dataclass(frozen=True, slots=True)
 class MoveProblem(Keyed, OneTensor):
-    """Output elements copied from other places of the input; an element from outside the input is `fill`.
+    """A copy of input elements to other places; `out` = (c, h, w) of the output. `start`, `step`: for (c, h, w), by `kind`:
 
-    kind "window": out[n, c, h, w] = x[n, start_c + c*step_c, start_h + h*step_h, start_w + w*step_w] (Slice, Pad);
+    kind "window": out[n, c, h, w] = x[n, start_c + c*step_c, start_h + h*step_h, start_w + w*step_w] (Slice, Pad),
+    or `fill` where that is outside of x;
 
-    kind "upsample": x[n, c, h // step_h, w // step_w] (nearest, integer factors);
+    kind "upsample": out[n, c, h, w] = x[n, c, h // step_h, w // step_w] (nearest Resize by integer factors);
 
-    kind "d2s_dcr" / "d2s_crd": ONNX DepthToSpace with blocks of step_h x step_h; "s2d_dcr" / "s2d_crd" its inverse;
+    kind "d2s_dcr" / "d2s_crd": ONNX DepthToSpace with blocks of step_h x step_h; "s2d_dcr" / "s2d_crd": its inverse;
 
     kind "channels": a shuffle of step_h groups, out[n, j*groups + g] = x[n, g*(c/groups) + j].
     """
@@ -277,12 +280,13 @@ class MoveProblem(Keyed, OneTensor):
 
     @property
     def is_part(self) -> bool:
-        """Whether the output is a contiguous range of the input's channels, otherwise unchanged."""
+        """Whether the output is a contiguous range of the input's channels and nothing else is changed."""
         rows_and_columns = (self.start[1:], self.step, self.out[1:]) == ((0, 0), (1, 1, 1), (self.h, self.w))
         return self.kind == "window" and rows_and_columns and self.start[0] >= 0 and self.start[0] + self.out[0] <= self.c
 
     def source(self, c: np.ndarray, h: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Maps output coordinates to input coordinates (integer arrays that broadcast)."""
+        """Returns the input's (c, h, w) for output coordinates c, h, w: integer arrays that broadcast. Some may lie outside
+        x."""
         b = self.step[1]
         if self.kind == "window":
             c, h, w = (s + i * t for s, i, t in zip(self.start, (c, h, w), self.step, strict=True))
@@ -309,7 +313,8 @@ class MoveProblem(Keyed, OneTensor):
 
 @dataclass(frozen=True, slots=True)
 class ConcatProblem(Keyed):
-    """Inputs joined along `axis`: input i has size sizes[i] there, and `rest` along the other three axes."""
+    """The join of inputs along `axis`: input i has size sizes[i] there; all have the sizes `rest` along the other three
+    axes."""
 
     TYPE: ClassVar[str] = "concat"
     sizes: tuple[int, ...]
@@ -339,7 +344,7 @@ class ConcatProblem(Keyed):
 
 @dataclass(frozen=True, slots=True)
 class ReformatProblem(Keyed, OneTensor):
-    """The same values in another format; `src` and `dst` as printed by Format."""
+    """A copy of a tensor from format `src` to format `dst`, as Format prints them, for example "fp16:hwc8"."""
 
     TYPE: ClassVar[str] = "reformat"
     src: str
@@ -351,9 +356,10 @@ class ReformatProblem(Keyed, OneTensor):
 
 @dataclass(frozen=True, slots=True)
 class MatmulProblem(Keyed):
-    """a @ b of two computed tensors, [*batch, m, k] and [*batch, k, n] -> [*batch, m, n], two batch dimensions.
+    """The product a @ b of two tensors that the network computes: a [*a_batch, m, k], b [*b_batch, k, n] -> [*batch, m, n].
 
-    `trans_a`: a is [*batch, k, m]; `trans_b`: b is [*batch, n, k]. `a_batch`, `b_batch`: a dimension of 1 is repeated.
+    There are two batch dimensions; a 1 in `a_batch` or `b_batch` is broadcast. `trans_a`: a is [*a_batch, k, m]; `trans_b`: b
+    is [*b_batch, n, k].
     """
 
     TYPE: ClassVar[str] = "matmul"

@@ -13,11 +13,11 @@ GATED_ACTS = ("none", "relu", "clip")  # activations between a gate's product an
 
 @dataclass(frozen=True, slots=True)
 class Prologue(Hashed):
-    """The steps before a convolution, for 1 x 1 kernels without padding only; at most one of the three.
+    """The step before the products of a convolution with a 1 x 1 kernel and no padding; at most one of three.
 
-    `scaled`: x becomes max(x * scale + shift, 0), with scale and shift [c] FP16 values (one group only). `gated`: x becomes
-    act(x * gate), where the gate is the convolution's last input [n,c,1,1]; `act`: one of GATED_ACTS. `normalized`: x becomes
-    (x - mean) / sqrt(variance + epsilon) over each pixel's channels (one group only).
+    `scaled`: x becomes max(x * scale + shift, 0), with scale and shift [c] in FP16 (one group only). `gated`: x becomes
+    act(x * gate), where the gate [n,c,1,1] is the convolution's last input, and `act` is in GATED_ACTS. `normalized`: x becomes
+    (x - mean) / sqrt(variance + epsilon), with mean and variance of each pixel's channels (one group only).
     """
 
     scaled: bool = False
@@ -34,7 +34,7 @@ class Prologue(Hashed):
             raise ValueError(f"conv: expected a norm's epsilon, finite and not negative, got {self}")
 
     def normalize(self, x: np.ndarray) -> np.ndarray:
-        """Normalizes x [n,c,h,w] over each pixel's channels to mean 0 and variance 1, in FP32."""
+        """Returns x [n,c,h,w] with each pixel's channels normalized to mean 0 and variance 1, as FP32."""
         x = np.asarray(x, np.float64)
         y = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + self.epsilon)
         return np.asarray(y, np.float32)
@@ -50,6 +50,7 @@ class Prologue(Hashed):
 
     @property
     def values(self) -> dict[str, int]:
-        """The kernels' compile-time values (include/conv.cuh): PRO, GATE (1: product, 2: its ReLU, 3: its clip) or NORM."""
+        """The kernels' compile-time values (include/conv.cuh) for this step: PRO, NORM, or GATE (1: product, 2: its ReLU, 3:
+        its clip)."""
         gate = {"GATE": 1 + GATED_ACTS.index(self.act.name)} if self.gated else {}
         return {"PRO": 1} if self.scaled else {"NORM": 1} if self.normalized else gate

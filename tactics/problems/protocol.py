@@ -1,4 +1,4 @@
-"""The interface of every problem (`Problem`), and the steps that only some kernels support (`Feature`)."""
+"""Problem, the interface of all problems, and Feature, the steps that only some kernels support."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,15 +12,19 @@ Shape4 = tuple[int, int, int, int]
 
 
 def spanned(shape: Shape4, axes: str) -> Shape4:
-    """The shape of a tensor that spans only `axes`, a substring of "nchw", of `shape`, and has size 1 along the others."""
+    """Returns `shape` with size 1 along each axis that is not in `axes`, a substring of "nchw".
+
+    >>> spanned((2, 8, 4, 4), "nc")
+    (2, 8, 1, 1)
+    """
     n, c, h, w = (d if a in axes else 1 for a, d in zip("nchw", shape, strict=True))
     return n, c, h, w
 
 
 class Feature(StrEnum):
-    """A step that a kernel supports only if its row says so (`supports` in tactics.kernels).
+    """A step of a problem that a kernel supports only if its row in tactics.kernels lists it in `supports`.
 
-    A log says "no" and the value of a family without the step.
+    A log says "no" and the value as the reason against a kernel that lacks the step.
     """
 
     RESIDUAL = "residual"
@@ -37,22 +41,23 @@ class Feature(StrEnum):
 
 
 class Problem(Hashed):
-    """A frozen record. `str()` is its key in caches, on one line. Shapes are NCHW; `macs` counts products."""
+    """The base class of problems, which are frozen records. `str()`: the problem's key in caches, one line. Shapes are NCHW.
+    `macs`: the number of multiplications that matrix products and convolutions need."""
 
     __slots__ = ()
     TYPE: ClassVar[str] = ""  # of its layers, in engines and reports; "": the type of its first part
     PARTS: ClassVar[tuple[str, ...]] = ()  # the fields that are problems, in the order in which a launch computes them
-    LATER: ClassVar[str] = ""  # follows the names of the weights of each part behind the first that has any
-    only_dense: ClassVar[bool] = False  # its kernels multiply zeros of 2:4 weights, too
+    LATER: ClassVar[str] = ""  # appended to the weights' names of each part after the first part with weights: "2" gives "w2"
+    only_dense: ClassVar[bool] = False  # whether its kernels multiply the zeros of 2:4 weights too
 
     @property
     def parts(self) -> "tuple[Problem, ...]":
-        """The problems that it is made of, nested parts resolved; without parts, itself alone."""
+        """The problems in PARTS and in their PARTS, in order; (self,) if there are none."""
         return tuple(leaf for name in self.PARTS for leaf in getattr(self, name).parts) or (self,)
 
     @property
     def judged(self) -> "Problem":
-        """The part whose weights decide whether the layer is sparse."""
+        """The problem, self or a part, whose weights decide whether the layer is sparse."""
         return self
 
     @property
@@ -70,7 +75,7 @@ class Problem(Hashed):
 
     @property
     def needs(self) -> frozenset[Feature]:
-        """The steps that a kernel must support in addition to the computation of the problem's class."""
+        """The optional steps that this problem has, which its kernel must support."""
         return frozenset()
 
     @property
@@ -78,14 +83,14 @@ class Problem(Hashed):
         return 0
 
     def reference(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        """Computes the output: FP32 arrays of in_shapes and weights by name -> an FP32 array of out_shape."""
+        """Returns the output, an FP32 array of out_shape, from FP32 arrays of in_shapes and weights by name."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class OneTensor(Problem):
-    """A problem of a tensor whose sizes are the first fields: the only input, as large as the output unless a class says
-    otherwise."""
+    """The base class of problems whose first fields are the sizes of input 0. Unless a subclass says otherwise, that is the
+    only input, and the output has the same shape."""
 
     n: int
     c: int

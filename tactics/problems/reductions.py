@@ -1,7 +1,8 @@
-"""Problems over rows of a tensor: reductions, and normalizations by a row's own statistics. Frozen, hashable, NCHW shapes.
+"""Problems over rows of a tensor: reductions, and normalizations by a row's own statistics. Shapes are NCHW.
 
-A row is a set of elements whose indices differ along `axes` only, a substring of "nchw". As in `problem`: `str()` is the key of
-caches, `reference()` the meaning over FP32 arrays.
+A row is a set of elements whose indices differ along `axes` only, a substring of "nchw"; with axes "hw", a row is a channel of
+an image. As in problem.py, records are frozen and hashable, `str()` is the key in caches, `reference()` the meaning over FP32
+arrays.
 """
 
 from collections.abc import Callable, Collection
@@ -13,7 +14,7 @@ import numpy as np
 from tactics.problems.intervals import ZERO
 from tactics.problems.protocol import OneTensor, Shape4, spanned
 
-# name -> meaning over (array, axes). reduce.cu numbers them in this order, NORMALIZATIONS after them.
+# Name -> function of (array, axes). reduce.cu numbers the names in this order, and NORMALIZATIONS after them.
 REDUCTIONS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "sum": lambda x, a: x.sum(a, keepdims=True),
     "mean": lambda x, a: x.mean(a, keepdims=True),
@@ -25,11 +26,11 @@ REDUCTIONS: dict[str, Callable[[np.ndarray, tuple[int, ...]], np.ndarray]] = {
     "sum_square": lambda x, a: (x * x).sum(a, keepdims=True),
     "log_sum": lambda x, a: np.log(x.sum(a, keepdims=True)),
     "log_sum_exp": lambda x, a: np.log(np.exp(x - x.max(a, keepdims=True)).sum(a, keepdims=True)) + x.max(a, keepdims=True),
-    "inv_std": lambda x, a: 1 / np.sqrt(x.var(a, keepdims=True)),  # of variance + epsilon, see ReduceProblem
+    "inv_std": lambda x, a: 1 / np.sqrt(x.var(a, keepdims=True)),  # ReduceProblem adds an epsilon to the variance
 }
 NORMALIZATIONS = ("softmax", "log_softmax", "standard")
-# Cliffs of kinds that end in a function with one. (Rows that take a root or divide by a deviation have sums of squares, or a
-# positive epsilon, as their base.)
+# Kind -> the Cliff of the function that ends it. (Kinds that end in a root or a division by a deviation have none: a sum of
+# squares, or a positive epsilon, is in it.)
 CLIFFS = {"log_sum": ZERO}
 
 
@@ -42,7 +43,8 @@ def _check(kind: str, known: Collection[str], axes: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReduceProblem(OneTensor):
-    """One statistic of every row: the output has size 1 along `axes`. `kind`: in REDUCTIONS; `epsilon`: added by inv_std."""
+    """One statistic of every row; the output has size 1 along `axes`. `kind`: a name in REDUCTIONS; `epsilon`: added to the
+    variance by inv_std."""
 
     TYPE: ClassVar[str] = "reduce"
     kind: str
@@ -72,10 +74,11 @@ class ReduceProblem(OneTensor):
 
 @dataclass(frozen=True, slots=True)
 class NormalizeProblem(OneTensor):
-    """softmax or log_softmax over every row; or standard, (x - mean) / sqrt(variance + epsilon) * scale + bias.
+    """The normalization of every row. `kind`: "softmax", "log_softmax", or "standard": (x - mean) / sqrt(variance + epsilon) *
+    scale + bias.
 
-    With `groups` > 1 (and c in `axes`) a row holds the channels of one group. `affine`: the axes that scale and bias span, ""
-    without them. `added`: a second input is added to the first before.
+    With `groups` > 1 (and c in `axes`) a row has only the channels of one group. `affine`: the axes that scale and bias span;
+    "": neither exists. `added`: a second input of the same shape is added to x first.
     """
 
     TYPE: ClassVar[str] = "normalize"
@@ -104,11 +107,11 @@ class NormalizeProblem(OneTensor):
         return ((self.n, self.c, self.h, self.w),) * (1 + self.added)
 
     def span(self, axes: str) -> Shape4:
-        """The shape of a constant that spans `axes`."""
+        """Returns the shape of a constant that spans `axes`."""
         return spanned(self.out_shape, axes)
 
     def reference(self, x: np.ndarray, added: Any = None, *, scale: Any = None, bias: Any = None) -> np.ndarray:
-        """Normalizes in FP32, of FP32 arrays; scale and bias have as many values as they span."""
+        """Returns the normalized x [n,c,h,w], FP32. `added`: as x; `scale`, `bias`: as many elements as span(self.affine)."""
         x = np.asarray(x, np.float32)
         x = (x + added if self.added else x).reshape(self.n, self.groups, self.c // self.groups, self.h, self.w)
         axes = tuple({"n": 0, "c": 2, "h": 3, "w": 4}[a] for a in self.axes)

@@ -1,8 +1,9 @@
-"""Runs, judges and times a tactic where a GPU is at hand; tactics/measure does this in a process of its own.
+"""The steps that verify and time a tactic in a process with a GPU; tactics/measure calls them in a child process.
 
 Enters: a problem and a tactic. Leaves: its error against the problem's reference, and samples of its time.
 
-faults: whether a missing time is the tactic's fault; data: random inputs and weights; references: their expected outputs;
-trial: a tactic on a GPU or in the emulator, judged; copies: weights in several places, so that L2 does not keep them;
-stopwatch: the time and the clock of a run; samples: repeated until the clock is steady.
+faults: whether a missing time is the tactic's fault; data: random inputs and weights; references: the expected outputs;
+trial: runs a tactic on a GPU or in the emulator and judges its output; copies: weights in several places of memory, so that L2
+does not keep them from run to run; stopwatch: the time and SM clock of one run; samples: repeats a sample until the clock is
+steady.
 """

@@ -1,4 +1,4 @@
-"""Several copies of a problem's packed weights on the GPU: each launch of a sample reads a copy that no cache holds."""
+"""Several copies of a problem's packed weights on the GPU, so that each launch of a sample reads weights that are not in L2."""
 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +17,8 @@ ALIGNED = 256  # bytes
 
 @dataclass
 class Packed:
-    """One packing. `sections`: for each copy, name -> address; `ready`: objects with these addresses in them, released with
-    it.
-    """
+    """The copies of one packing of the weights, in one allocation `memory`. `sections`: for each copy, section name -> device
+    address; `ready`: tactic -> an object (worker.Ready) that holds these addresses, and is released together with them."""
 
     memory: Any
     sections: list[dict[str, int]]
@@ -27,7 +26,8 @@ class Packed:
 
 
 class Copies:
-    """The most recently used packings of a problem's weights, as many as the budget holds."""
+    """The most recently used packings of a problem's weights on the GPU, as many as BUDGET_BYTES holds. `weights`: as
+    random_data returns them."""
 
     def __init__(self, gpu: Cuda, problem: Problem, weights: Mapping[str, np.ndarray]) -> None:
         self.gpu, self.problem, self.weights = gpu, problem, weights
@@ -38,10 +38,10 @@ class Copies:
         return sum(packed.memory.nbytes for packed in self._held.values())
 
     def of(self, tactic: Tactic, most_bytes: float, most: int, keep: Collection[Hashable]) -> Packed:
-        """Returns the tactic's packing; tactics that pack alike share it.
+        """Returns the tactic's packing; tactics with the same packing_key share one.
 
-        A new packing has up to `most` copies, no more than needed to exceed `most_bytes`, and at least one, also beyond the
-        budget. Packings with the keys `keep` are not released for it.
+        A new packing has at most `most` copies, and no more than are needed to exceed `most_bytes` in all; it has at least one,
+        even beyond the budget. Packings whose keys are in `keep` are not released to make room.
         """
         key = packing_key(self.problem, tactic)
         if key not in self._held:
@@ -58,7 +58,7 @@ class Copies:
         return self._held[key]
 
     def _pack(self, tactic: Tactic) -> tuple[dict[str, int], np.ndarray]:
-        """Returns (section name -> offset, bytes of all sections)."""
+        """Returns (section name -> offset in bytes, the bytes of all sections as uint8); offsets are multiples of ALIGNED."""
         sections = pack_weights(self.problem, tactic, self.weights)
         places, end = {}, 0
         for name, array in sections.items():

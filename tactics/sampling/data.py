@@ -1,6 +1,7 @@
-"""Random inputs and weights for a problem, and the expected outputs, with which tactics are verified and timed.
+"""Random inputs and weights of a problem, and its output by the reference, with which tactics are verified and timed.
 
-`INPUTS` keeps the inputs of each kind of problem inside its domain, `WEIGHTS` makes its weights.
+Two tables have a function for each class of problem: `INPUTS` moves random inputs into the problem's domain, `WEIGHTS` draws
+its weights.
 """
 
 import zlib
@@ -27,8 +28,8 @@ from tactics.problems.problem import (
 from tactics.problems.protocol import Feature
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-POSITIVE = frozenset(("log", "sqrt", "pow", "rpow", "log_sum"))  # of these, and of divisors, the domain is kept away from 0
-DIVISORS = frozenset(("div", "rdiv"))
+POSITIVE = frozenset(("log", "sqrt", "pow", "rpow", "log_sum"))  # operations whose inputs are drawn at 0.5 and above
+DIVISORS = frozenset(("div", "rdiv"))  # operations whose inputs are drawn at least 0.5 away from 0
 Arrays = list[np.ndarray]
 Weights = dict[str, np.ndarray]
 Rng = np.random.Generator
@@ -37,12 +38,12 @@ Rng = np.random.Generator
 def random_data(
     problem: Problem, seed: int | None = None, zeros: Sequence[bool] = (), formats: Sequence[Format] = ()
 ) -> tuple[Arrays, Weights]:
-    """Returns (inputs as FP16 NCHW arrays, weights by name in FP32, convolution weights rounded to FP16 and 2:4 where the
-    problem is).
+    """Returns (inputs, as FP16 NCHW arrays; weights by name, as FP32 arrays).
 
-    Outputs come out near unit variance. The seed defaults to one drawn from the problem. `zeros`: the inputs that are like a
-    ReLU's output, negative values 0, where the problem's domain has a 0. `formats`: of the inputs; those of bytes
-    get numbers that these hold.
+    Weights of convolutions are rounded to FP16, and are 2:4 if the problem says sparse24. Outputs have a variance near 1.
+    Without `seed` the seed follows from the problem's text. `zeros`: for each input, whether its negative values become 0, as
+    after a ReLU (a problem whose domain excludes 0 then moves them away from 0). `formats`: the inputs' formats; an input in a
+    format of bytes gets whole numbers that the format holds.
     """
     rng = np.random.default_rng(zlib.crc32(str(problem).encode()) if seed is None else seed)
     inputs = [_normal(rng, shape) for shape in problem.in_shapes]
@@ -59,7 +60,7 @@ def random_data(
 
 
 def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Computes the problem's output from random_data's arrays: FP32 NCHW."""
+    """Returns the problem's output, FP32 NCHW, computed by its `reference` from random_data's inputs and weights."""
     if isinstance(problem, (ConvProblem, ConvTransposeProblem)):
         residual = inputs[1] if problem.epilogue.residual else None
         more = {name: weights[name] for name in ("scale", "shift", *AFFINE, *MULTIPLIERS) if name in weights}
@@ -69,7 +70,7 @@ def reference(problem: Problem, inputs: Sequence[np.ndarray], weights: Mapping[s
 
 
 def images(problem: Problem) -> int:
-    """The number of images that are computed independently; 0 where one may depend on others."""
+    """Returns the number of images, if each is computed independently; 0 if an image's result may depend on other images."""
     if isinstance(problem, (ReduceProblem, NormalizeProblem)):
         return 0 if "n" in problem.axes else problem.n
     if isinstance(problem, PointwiseProblem):
@@ -80,14 +81,14 @@ def images(problem: Problem) -> int:
 
 
 def of_images(problem: Problem, count: int) -> Problem:
-    """Returns the problem for `count` images."""
+    """Returns the problem at a batch of `count` images."""
     sizes: dict[str, Any] = {name: of_images(getattr(problem, name), count) for name in problem.PARTS} or {"n": count}
     changed: Problem = replace(problem, **sizes)  # type: ignore[type-var]  # every problem is a dataclass
     return changed
 
 
 def _normal(rng: Rng, shape: tuple[int, ...]) -> np.ndarray:
-    """FP16 normal values; large arrays repeat a million of them (an odd number, so images differ)."""
+    """Returns FP16 values from N(0, 1); a large array repeats the first million or so, an odd number, so that images differ."""
     size = int(np.prod(shape))
     return np.resize(rng.standard_normal(min(size, 1_000_003), np.float32).astype(np.float16), size).reshape(shape)
 
@@ -100,7 +101,11 @@ def _whole(x: np.ndarray) -> np.ndarray:
 
 
 def _convolution_inputs(p: ConvProblem, inputs: Arrays) -> Arrays:
-    """Whole numbers where the input, or the residual, may be quantised, and of an image."""
+    """Makes whole numbers of x if it may be quantised or is an image (4 channels at most), and of the residual if it may be
+    quantised; at most 127 where sums are multiplied.
+
+    `inputs`: x, then the residual and the gate, if any.
+    """
     end = p.epilogue
     whole = (end.multiplied or p.c <= 4, *((end.residual_multiplied,) if end.residual else ()), False)
     found = (_whole(x) if w else x for x, w in zip(inputs, whole, strict=False))
@@ -108,13 +113,13 @@ def _convolution_inputs(p: ConvProblem, inputs: Arrays) -> Arrays:
 
 
 def fits(x: np.ndarray, fmt: Format) -> bool:
-    """Whether the format holds these numbers exactly, as far as it is one of bytes."""
+    """Returns whether the format holds the values of `x` exactly, if it is a format of bytes; True for other formats."""
     info = np.iinfo(DTYPES[fmt.dtype]) if is_bytes(fmt) else None
     return info is None or bool(((x == np.rint(x)) & (x >= info.min) & (x <= info.max)).all())
 
 
 def _bytes(rng: Rng, x: np.ndarray, dtype: str) -> np.ndarray:
-    """Returns numbers that this type of 8 bits holds, in the type and shape of x."""
+    """Returns random whole numbers in the range of the 8-bit type `dtype`, as an array of the type and shape of x."""
     least, most = np.iinfo(DTYPES[dtype]).min, np.iinfo(DTYPES[dtype]).max
     return rng.integers(least, most + 1, x.shape).astype(x.dtype)
 
@@ -130,7 +135,7 @@ def _library_inputs(p: LibraryProblem, rng: Rng, inputs: Arrays) -> Arrays:
 
 
 def _within(operations: set[str], inputs: Arrays) -> Arrays:
-    """Moves the inputs into the domain of all operations."""
+    """Returns the inputs moved into the domain of all these operations: away from 0, and positive if POSITIVE has one."""
     if operations & POSITIVE:
         return [np.abs(x) + np.float16(0.5) for x in inputs]
     if operations & DIVISORS:
@@ -139,7 +144,7 @@ def _within(operations: set[str], inputs: Arrays) -> Arrays:
 
 
 def _reduce_inputs(p: ReduceProblem, rng: Rng, inputs: Arrays) -> Arrays:
-    """Rows of different sizes, whose statistics differ by more than rounding."""
+    """Returns the inputs with each row scaled by its own factor, so that the rows' statistics differ by more than rounding."""
     return _within({p.kind}, [(x * rng.uniform(0.2, 2, p.out_shape)).astype(np.float16) for x in inputs])
 
 
@@ -160,8 +165,10 @@ def _convolution_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, seed: 
 
 
 def _whole_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, weights: Weights) -> Weights:
-    """Makes whole numbers up to 127 of the weights, and adds multipliers with which outputs, of inputs up to 127, are near unit
-    variance, or, if they are rounded to whole numbers, spread over these.
+    """Scales the weights "w" to whole numbers up to 127, and adds the vectors by which the kernel multiplies sums and residual.
+
+    With inputs up to 127, outputs then have a variance near 1, or, if the epilogue rounds them, spread over the whole numbers
+    of 8 bits.
     """
     end = p.epilogue
     largest = np.abs(weights["w"]).max(initial=1e-9)
@@ -191,8 +198,8 @@ def _normalize_weights(p: NormalizeProblem, rng: Rng, seed: int | None) -> Weigh
 
 
 def _attention_weights(p: AttentionProblem, rng: Rng, seed: int | None) -> Weights:
-    """Weights that give scores near unit variance; of an added constant, a third of the columns is out of reach, never all of a
-    row.
+    """Returns weights with which scores have a variance near 1. An added constant that spans columns is -infinity in every
+    third column, like a mask, which leaves each row some columns.
     """
     spread = np.sqrt(p.inner) if not p.unit else 0.1
     weights = {"scale": (rng.uniform(0.5, 2, p.heads) / spread).astype(np.float32)}

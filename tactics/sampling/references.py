@@ -1,4 +1,4 @@
-"""The expected output of a problem, on the GPU, by which tactics are judged before they are timed."""
+"""The expected output of a problem, as an array on the GPU, against which tactics are judged before they are timed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,14 +15,17 @@ from tactics.problems.problem import ConvProblem, Problem
 from tactics.sampling.data import images, of_images, reference
 from tactics.step import Args, alpha_beta, epilogue_values, ints, window_args
 
-SMALL_MACS = 30_000_000  # up to this a convolution's reference is computed by NumPy
-SMALL_ELEMENTS = 4_000_000  # other problems are compared on as many images as fit in this, first and last among them
+SMALL_MACS = 30_000_000  # a convolution with at most this many products is computed by NumPy, a larger one on the GPU
+SMALL_ELEMENTS = 4_000_000  # other problems are judged on as many images as have this many elements, first and last among them
 
 
 def expected(
     gpu: Cuda, p: Problem, nchw: Sequence[Any], inputs: Sequence[np.ndarray], weights: Mapping[str, np.ndarray]
 ) -> tuple[Any, np.ndarray]:
-    """Returns (expected FP32 NCHW on the GPU, the indices of its images). `nchw`: the inputs on the GPU."""
+    """Returns (the expected output, FP32 NCHW, a CuPy array; the indices of its images in the batch).
+
+    `nchw`: the inputs as CuPy arrays; `inputs`, `weights`: the same inputs as NumPy arrays, and the weights (random_data's).
+    """
     every = np.arange(p.out_shape[0])
     if isinstance(p, ConvProblem):
         if p.macs > SMALL_MACS:
@@ -40,9 +43,10 @@ def expected(
 
 
 def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Mapping[str, np.ndarray]) -> Any:
-    """Computes the convolution by its definition, on the GPU: CuPy FP16 NCHW inputs and NumPy weights in, CuPy FP32 NCHW out.
+    """Returns the convolution's output, computed by its definition on the GPU: FP32 NCHW, a CuPy array.
 
-    Reads after the work queued on CuPy's current stream, and returns when the result is ready for any stream.
+    `inputs`: FP16 NCHW CuPy arrays; `weights`: NumPy arrays by name. The inputs are read after all work queued on CuPy's
+    current stream; on return the result is complete, so any stream may read it.
     """
     cupy = gpu.cupy
     gpu.follow()
@@ -79,9 +83,10 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
 
 
 def reference_params(p: ConvProblem, values: Mapping[str, int], addresses: Mapping[str, int]) -> bytes:
-    """The bytes of reference_conv.cu's parameters; 0 for a missing pointer.
+    """Returns the bytes of the parameter struct of reference_conv.cu.
 
-    `addresses`: of x, weights, residual, y, and of the vectors by their names among the weights.
+    `values`: the kernel's compile-time values; `addresses`: the device addresses of "x", "weights", "residual", "y", and of the
+    weights named in VECTORS; a name that is absent gets a null pointer.
     """
     vectors = {"bias": "b", **{name: name for name in VECTORS[1:]}}
     named = {name: addresses.get(vectors.get(name, name), 0) for name in ("x", "weights", "residual", "y", *vectors)}

@@ -1,7 +1,7 @@
-"""Decides which samples count: those taken while the SM clock was as high as usual in this build. Needs no GPU.
+"""Repeats samples that were taken at a low SM clock. This module only decides, and runs without a GPU.
 
-A GPU lowers its clock for some milliseconds where it draws too much power or is too warm. Rivals that are timed before and
-during such a time cannot be compared, so a sample is repeated until the clock is back, with pauses between the tries.
+A GPU lowers its clock for some milliseconds when it draws too much power or is too warm. Samples at different clocks cannot be
+compared, so a sample is repeated, with pauses between the tries, until the clock is as high as usual in this build.
 """
 
 import math
@@ -10,16 +10,19 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-LOW = 0.97  # of the running median: the clock of a sample that is repeated. Measured clocks are off by less than 1 %.
-TRIES = 20
-PAUSE_MS, GROWTH, LONGEST_MS = 5.0, 1.4, 50.0  # the first pause, how much longer the next one is, and the longest
-# Samples: a clock that rises is followed after half of the first, one that falls after half of the second.
+LOW = 0.97  # a sample is repeated if its clock is below this share of the usual clock; clocks are measured to within 1 %
+TRIES = 20  # of one sample
+PAUSE_MS, GROWTH, LONGEST_MS = 5.0, 1.4, 50.0  # the first pause, the factor of each next one, and the longest
+# The usual clock is the larger of two medians: of the last RISING samples, which soon follows a clock that rises, and of the
+# last LEVEL samples, which follows a clock that falls only slowly.
 RISING, LEVEL = 9, 255
-LASTING = 3  # slow samples in a row, about 0.7 s each: this is the clock from now on, as under a lower power limit
+# After LASTING slow samples in a row, each of about 0.7 s, their clock is the usual one, as under a lower power limit.
+LASTING = 3
 
 
 class Sample(NamedTuple):
-    """A time with `mhz`, the SM clock just before, None if unknown. `slow`: it counts although its clock is low."""
+    """One measured time, in microseconds. `mhz`: the SM clock just before, None if unknown; `slow`: whether the sample counts
+    although its clock is low."""
 
     us: float
     mhz: float | None
@@ -27,10 +30,10 @@ class Sample(NamedTuple):
 
 
 class Steady:
-    """Takes samples at a steady clock.
+    """A taker of samples that repeats those at a low clock.
 
-    `mhz`: the running median clock to begin with; None: from the first samples. `patience_ms`: the total of pauses from now on;
-    callers set it again whenever pauses are allowed.
+    `mhz`: the usual clock to begin with; None: the first samples give it. `patience_ms`: milliseconds that all further pauses
+    together may take; callers set it anew for each request.
     """
 
     def __init__(self, mhz: float | None = None) -> None:
@@ -40,9 +43,10 @@ class Steady:
 
     @property
     def mhz(self) -> float | None:
-        """The running median clock, None before the first sample; a short median, where it is higher.
+        """The usual clock: the larger of the medians of the last RISING and the last LEVEL clocks; None before the first
+        sample.
 
-        So a clock that rises is followed at once, and one that falls step by step is not taken for the usual one.
+        It soon follows a clock that rises, and a clock that falls step by step does not pass for the usual one.
         """
         if not self._clocks:
             return None
@@ -50,9 +54,9 @@ class Steady:
         return max(statistics.median(clocks), statistics.median(clocks[-RISING:]))
 
     def take(self, sample: Callable[[], tuple[float, float | None]], pause: Callable[[float], None]) -> Sample:
-        """Returns a sample whose clock is not low, or the last of TRIES.
+        """Returns a sample whose clock is not low, or after TRIES or the end of `patience_ms` the last one, marked `slow`.
 
-        `sample` -> (microseconds, MHz or None); `pause` waits for a number of milliseconds.
+        `sample`() returns (microseconds, MHz or None); `pause`(ms) lets the GPU rest for milliseconds.
         """
         tries, wait_ms, usual = 1, PAUSE_MS, self.mhz
         while True:

@@ -1,4 +1,4 @@
-"""Measures how long work on a GPU takes, and at which clock."""
+"""A stopwatch for work on a GPU: the microseconds that it takes, and the SM clock just before it."""
 
 import statistics
 import time
@@ -13,13 +13,14 @@ from tactics.sampling.faults import Overloaded
 from tactics.sampling.trial import Run
 from tactics.step import Args
 
-FLUSH_US, SPIN_US = 40.0, 80.0  # how long the flush and the spin last, at least
-MOST_SLACK = 40.0  # how much longer they get where the host is slow
-TRIES = 20  # of a sample, at a slow host
+FLUSH_US, SPIN_US = 40.0, 80.0  # least times in microseconds of the launch that flushes L2, and of the one that only spins
+MOST_SLACK = 40.0  # the largest factor by which both are lengthened if the host queues work slowly
+TRIES = 20  # of one sample
 
 
 class Spin:
-    """A kernel that reads `words` of 16 bytes, then lasts a number of SM clocks."""
+    """The kernel flush_l2, which reads words of 16 bytes and then waits for a number of SM clocks. `words`: the most it may
+    read."""
 
     def __init__(self, gpu: Cuda, words: int = 0):
         self.gpu, self.words = gpu, words
@@ -28,7 +29,7 @@ class Spin:
             self._data = gpu.cupy.zeros(words * 16 + 16, np.uint8)
 
     def delay(self, us: float) -> None:
-        """Keeps the stream busy for `us` microseconds, while the host queues the work that follows."""
+        """Queues a launch of `us` microseconds, so that the host can queue further work before that starts."""
         self.launch(0, int(us * self.gpu.device.clock_mhz))
 
     def launch(self, words: int, clocks: int) -> None:
@@ -39,14 +40,14 @@ class Spin:
 
 
 class Stopwatch:
-    """Times work queued on a stream of `gpu`, and the SM clock just before.
+    """A stopwatch for work queued on the stream of `gpu`.
 
-    One sample: flush the L2 -> event -> spin -> event -> before() -> event -> timed() -> event. The spin is a launch of its own
-    and reads nothing, so no memory bounds it: it lasts a number of SM clocks, which the kernel itself counts (clock64). The
-    clock is that number over the time between its events, less the time of a launch that spins none. Events resolve 0.5 us
-    (CUDA Runtime API, cudaEventElapsedTime), 0.6 % of SPIN_US. Flush and spin last until the host has queued the work behind
-    them; where they did not, the sample is discarded and both are made longer. `overhead_us`, the time of an empty graph beyond
-    its kernels, is measured at the start and subtracted.
+    One sample queues: flush of L2 -> event -> spin -> event -> before() -> event -> timed() -> event. The spin is a launch that
+    reads nothing and lasts a number of SM clocks, which it counts itself (clock64). The SM clock is that number over the time
+    between the spin's events, less the time of a launch that does not spin. Events resolve 0.5 us (CUDA Runtime API,
+    cudaEventElapsedTime), 0.6 % of SPIN_US. Flush and spin must last until the host has queued all that follows; if they did
+    not, the sample is discarded and both are lengthened. `overhead_us`, the time of a CUDA graph less the time of its kernels,
+    is measured once at the start and subtracted.
     """
 
     def __init__(self, gpu: Cuda):
@@ -63,16 +64,17 @@ class Stopwatch:
         self.overhead_us = max(0.0, t1 - max(0.0, (t17 - t1) / 16))
 
     def samples(self, before: Run, timed: Run, count: int, launches: int = 1) -> list[float]:
-        """Returns `count` times of `timed` in microseconds, each divided by the `launches` in it."""
+        """Returns `count` times in microseconds of `timed`, which holds `launches` launches: the time of each one."""
         return [self.sample(before, timed, launches)[0] for _ in range(count)]
 
     def sample(self, before: Run, timed: Run, launches: int = 1, *, flush: bool = True) -> tuple[float, float]:
-        """Returns (microseconds of `timed` divided by the `launches` in it, MHz). Without `flush` the L2 stays as it is."""
+        """Returns (microseconds of `timed` divided by its number of `launches`, SM clock in MHz). Without `flush` L2 is not
+        flushed. Raises Overloaded."""
         us, spun_us = self._sample(before, timed, flush=flush)
         return us / launches, self._clocks(SPIN_US) / spun_us
 
     def pause(self, ms: float) -> None:
-        """Lets the GPU rest. One of its threads spins, because an idle GPU may lower its clock."""
+        """Lets the GPU rest for `ms` milliseconds, except for one block that spins: an idle GPU may lower its clock."""
         self._spin.delay(1e3 * ms)
         self.gpu.synchronize()
 
@@ -80,7 +82,7 @@ class Stopwatch:
         return int(self._slack * us * self.gpu.device.clock_mhz)
 
     def _sample(self, before: Run, timed: Run, *, spin_us: float = SPIN_US, flush: bool = True) -> tuple[float, float]:
-        """Returns microseconds of `timed` and of the spin. Raises Overloaded where the GPU waited for the host each time."""
+        """Returns (microseconds of `timed`, of the spin). Raises Overloaded if the GPU waited for the host in each of TRIES."""
         begin, spun, start, stop = self._events
         elapsed_ms = self.gpu.cupy.cuda.get_elapsed_time
         for _ in range(TRIES):

@@ -1,4 +1,4 @@
-"""Runs one tactic on a small problem, on a GPU or in the emulator, and judges it by the problem's reference."""
+"""A trial of one tactic: its launches run on a GPU or in the emulator, its output is judged by the problem's reference."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -16,29 +16,29 @@ from tactics.sampling.data import random_data, reference
 from tactics.step import Arg, Call, Launch
 from tactics.tactic import Tactic
 
-TOLERANCE = 2e-3  # of the reference's range: FP16 rounding of the output, FP32 sums in another order
+TOLERANCE = 2e-3  # the largest allowed relative_error: the output is rounded to FP16, FP32 sums have another order
 Gpu = Cuda | Emulated
 Run = Callable[[], None]
-Around = Callable[[Gpu, Run, Run], None]  # (gpu, run launches, fill their output with NaN): runs them, once or otherwise
+Around = Callable[[Gpu, Run, Run], None]  # takes (gpu, a run of the launches, a fill of their output with NaN) and runs them
 Scratch = tuple[int, int, int]  # addresses of workspace, counters and the nonfinite word
 
 
 class Wrong(Exception):
-    """Raised when a kernel ran and left a wrong result; the message names it."""
+    """Raised when a kernel ran and its result is wrong; the message says in which way."""
 
 
 def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
-    """The largest difference over the expected values' range (NaN if either has one); NumPy or CuPy arrays.
+    """Returns the largest difference divided by the range of `expected`; NaN if either array has a NaN. NumPy or CuPy arrays.
 
-    The range counts as at least a third of the largest value: FP16 rounds a lone value by up to 2^-11 of itself.
+    The divisor is at least a third of the largest magnitude: FP16 rounds even an array of equal values by up to 2^-11.
     """
     span = float(expected.max() - expected.min())
     return float(abs(y.astype(np.float32) - expected).max()) / max(span, float(abs(expected).max()) / 3, 1e-6)
 
 
 def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch:
-    """Allocates workspace (any content), counters and the nonfinite word (zero) for consecutive launches; the caller frees all
-    nonzero addresses.
+    """Returns the addresses of a new workspace (uninitialised), counters and the nonfinite word (both zero), for launches that
+    run one after the other; 0 for one that no launch needs. The caller frees the others.
     """
     workspace, counters = max((s.workspace for s in steps), default=0), max((s.counters for s in steps), default=0)
     addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0, gpu.allocate(4)
@@ -49,8 +49,9 @@ def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch
 
 
 def bind(gpu: Gpu, args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
-    """Packs a launch's arguments, with addresses in their places, as the kernel's parameter struct; `scratch` as from
-    scratch_for.
+    """Returns the bytes of a launch's parameter struct, in which arguments that name tensors become device addresses.
+
+    `ins`, `out`: addresses of the inputs and the output; `weights`: section name -> address; `scratch`: scratch_for's.
     """
     address = {
         "in": lambda v: ins[v],
@@ -66,7 +67,8 @@ def bind(gpu: Gpu, args: Sequence[Arg], ins: Sequence[int], out: int, weights: M
 def run_call(
     gpu: Cuda | Emulated, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int
 ) -> None:
-    """Runs a library function on the arrays at these addresses; `nonfinite` as for `launch.call`."""
+    """Runs a library function on the arrays at these device addresses; `nonfinite`: the address of a word that becomes
+    nonzero if the result has an infinity or NaN."""
 
     def array(given: tuple[Arg, str, tuple[int, ...]]) -> Array:
         (kind, value), dtype, shape = given
@@ -78,7 +80,7 @@ def run_call(
 
 
 def loaded(gpu: Gpu, steps: Sequence[Launch | Call]) -> list[Kernel | None]:
-    """Loads the kernel of each launch; None for a library function."""
+    """Returns the compiled and loaded kernel of each launch; None in place of a library function's."""
     return [None if isinstance(s, Call) else gpu.load(compile_kernel(s.kernel, dict(s.values), gpu.arch)) for s in steps]
 
 
@@ -113,8 +115,8 @@ def at_once(gpu: Gpu, run: Run, poison: Run) -> None:
 
 
 def in_a_graph(gpu: Gpu, run: Run, poison: Run) -> None:
-    """Captures the run in a graph, poisons the output and replays, twice: where the graph did nothing, the poison would
-    stay.
+    """Captures the run in a CUDA graph, then twice fills the output with NaN and replays the graph: NaN remains in elements
+    that a replay does not write.
     """
     replay = gpu.record(run)
     for _ in range(2):
@@ -124,7 +126,8 @@ def in_a_graph(gpu: Gpu, run: Run, poison: Run) -> None:
 
 
 def trial(gpu: Gpu, problem: Problem, tactic: Tactic, around: Around = at_once) -> float:
-    """Returns the relative error of a tactic's output on random data. Raises Wrong."""
+    """Returns the relative error of a tactic's output on random data. `around`: how the launches run (see Around). Raises
+    Wrong."""
     inputs, weights = random_data(problem, formats=tactic.ins)
     got = execute(gpu, problem, tactic, inputs, weights, around)
     return judge(got, np.asarray(reference(problem, inputs, weights), np.float32), problem.out_shape[1])
@@ -138,9 +141,11 @@ def execute(
     weights: Mapping[str, np.ndarray],
     around: Around = at_once,
 ) -> np.ndarray:
-    """Runs a tactic on the inputs, its output poisoned with NaN before; returns the output NCHW with its padded channels.
+    """Runs a tactic and returns its output, NCHW with the format's padded channels. The output's memory holds NaN before the
+    run.
 
-    Raises Wrong where counters are not left zero, or the launch reports infinity and NaN other than the output holds.
+    `inputs`, `weights`: random_data's. Raises Wrong if a launch leaves counters that are not zero, or if its report on infinity
+    and NaN disagrees with the output.
     """
     sections = pack_weights(problem, tactic, weights)
     images = [to_memory(x, fmt) for x, fmt in zip(inputs, tactic.ins, strict=True)]
@@ -169,9 +174,10 @@ def execute(
 
 
 def judge(got: Any, expected: Any, channels: int, images: Any = None) -> float:
-    """Returns the relative error of an output with its padded channels, of NumPy or CuPy; `images`: the indices in `expected`.
+    """Returns the relative error of an output [n, padded channels, h, w] whose first `channels` count; NumPy or CuPy arrays.
 
-    Raises Wrong for an element that is NaN or was never written, for padding that is not zero, and above TOLERANCE.
+    `images`: the indices in `got` of the images that `expected` holds; None: all. Raises Wrong for a NaN or an element that was
+    never written, for padding that is not zero, and for an error above TOLERANCE.
     """
     if missing := int((got != got).sum()):
         raise Wrong(f"{missing} of {got.size} elements are NaN or were never written")
