@@ -409,6 +409,11 @@ def _spread(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     return [None]
 
 
+def _coded(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """QuantizeLinear and DequantizeLinear: scales and zero points would have to move with channels of weights behind them."""
+    raise Refused(f"{title(node)} keeps channels in their places: prune the model before it is quantized")
+
+
 # fmt: off
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(JOINED, _elementwise), **dict.fromkeys(WINDOWS, _window),
@@ -418,6 +423,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _norm),
     **dict.fromkeys(("Resize", "Upsample"), _resize),
     "Conv": _conv, "Dropout": _dropout, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul, "Pad": _pad,
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _coded),
     "Concat": _concat, "Slice": _slice, "Split": _split, "Gather": _gather, "Transpose": _transpose,
 }
 # fmt: on

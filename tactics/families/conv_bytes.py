@@ -18,15 +18,7 @@ from cuda_kernels.device import Device
 from tactics import main_loops
 from tactics.families import conv_gemm
 from tactics.families.merged import merged
-from tactics.format import (
-    BYTE_LAYOUTS,
-    HALF_FORMATS,
-    WHOLE,
-    Format,
-    Strides,
-    padded_channels,
-    too_large,
-)
+from tactics.format import BYTE_LAYOUTS, HALF_FORMATS, WHOLE, Format, Strides, padded_channels, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
