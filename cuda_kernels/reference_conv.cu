@@ -3,7 +3,7 @@
 // What large shapes are checked against on a GPU. No tiles, no tensor cores, no formats: nothing it shares with the kernels
 // under test but the activation (which small shapes check against NumPy).
 //
-// Compile-time: ACT, RES, AFFINE, LAST, MULTIPLIED, RES_MULTIPLIED (include/conv.cuh).
+// Compile-time: ACT, RES, AFFINE, LAST, TABLE, MULTIPLIED, RES_MULTIPLIED (include/conv.cuh).
 #define ROUNDED 0
 #include "activation.cuh"
 #include "ptx.cuh"
@@ -60,6 +60,6 @@ extern "C" __global__ void __launch_bounds__(256) reference_conv(const __grid_co
 #if RES_MULTIPLIED
     added *= p.residual_multipliers[k];
 #endif
-    p.y[id] = finish<ACT, RES>(p, sum, added, p.slope ? p.slope[k] : 0.f, tail_of(p, k));
+    p.y[id] = finish<ACT, RES>(p, sum, added, ACT == ACT_PRELU ? p.slope[k] : 0.f, tail_of(p, k));
   }
 }

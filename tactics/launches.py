@@ -35,13 +35,21 @@ def pack_weights(problem: Problem, tactic: Tactic, weights: Mapping[str, np.ndar
     order.
     """
     family = table.OF_KERNEL[tactic.kernel]
-    return family.pack(problem, tactic, weights) if hasattr(family, "pack") else {}
+    return (family.pack(problem, tactic, weights) if hasattr(family, "pack") else {}) | _entries(problem)
 
 
 def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
     """Returns the bytes of each section that pack_weights makes, from sizes alone, without packing."""
     family = table.OF_KERNEL[tactic.kernel]
-    return family.section_bytes(problem, tactic) if hasattr(family, "pack") else {}
+    entries = {name: array.nbytes for name, array in _entries(problem).items()}
+    return (family.section_bytes(problem, tactic) if hasattr(family, "pack") else {}) | entries
+
+
+def _entries(problem: Problem) -> dict[str, np.ndarray]:
+    """The section of the activation that is a table, one at most; none without one."""
+    found = (p.epilogue.table if hasattr(p, "epilogue") else getattr(p, "table", ()) for p in problem.parts)
+    entries = next(filter(None, found), ())
+    return {"table": np.array(entries, np.float16)} if entries else {}
 
 
 def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:

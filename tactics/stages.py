@@ -19,7 +19,7 @@ NOWHERE = Strides(0, 0, 0, 0)  # of a tensor that is not in memory
 
 def reason_against(p: PointwiseProblem) -> str:
     """Why no kernel runs the chain, or ""."""
-    if len(p.stages) > MAX_STAGES or len(p.tensors) + len(p.constants) > MAX_SOURCES:
+    if len(p.stages) > MAX_STAGES or len(p.tensors) + len(p.constants) + bool(p.table) > MAX_SOURCES:
         return f"a chain of more than {MAX_STAGES} stages or {MAX_SOURCES} tensors and constants"
     return ""
 
@@ -86,13 +86,15 @@ def values(p: PointwiseProblem, ins: Sequence[Format], result: bool = False) -> 
     bytes_ = {"BYTES": 1} if {*kinds} & {*OF_BYTES.values()} else {}
     if result:
         kinds[0] = RESULT
-    kinds += [CONSTANT if "c" in _long_axes(p, a) else CONSTANT_ONE_CHANNEL for a in p.constants]
-    names = ["", *(f"t{i}" for i in range(len(p.tensors))), *(f"c{i}" for i in range(len(p.constants)))]
+    kinds += [CONSTANT if "c" in _long_axes(p, a) else CONSTANT_ONE_CHANNEL for a in (*p.constants, *[""][: len(p.table)])]
+    names = ["", *(f"t{i}" for i in range(len(p.tensors))), *(f"c{i}" for i in range(len(p.constants))), "table"]
+    operands = ["table" if s.op == "table" else s.operand for s in p.stages]
     return {
         "OPS": sum(CODES[s.op] * 100**i for i, s in enumerate(p.stages)),
-        "OPERANDS": sum(names.index(s.operand) * 10**i for i, s in enumerate(p.stages)),
+        "OPERANDS": sum(names.index(name) * 10**i for i, name in enumerate(operands)),
         "SOURCES": sum(kind * 10**i for i, kind in enumerate(kinds)),
         **bytes_,
+        **({"TABLE": 1} if p.table else {}),
     }
 
 
@@ -113,6 +115,8 @@ def args(p: PointwiseProblem, strided: Sequence[Strides], rows: bool, first: int
         axes = _long_axes(p, spanned)
         shape = p.span(axes)
         sources.append({"at": ("weights", f"c{i}")} | spread_args("spread", constant_strides(shape), axes, shape[3], rows))
+    if p.table:
+        sources.append({"at": ("weights", "table")} | spread_args("spread", NOWHERE, "", 1, rows))
     found: Args = {}
     for i, source in enumerate(sources):
         found |= member(f"source[{i}]", source)

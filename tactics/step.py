@@ -154,13 +154,14 @@ def spread_args(name: str, s: Strides, axes: str, width: int, rows: bool) -> Arg
 def conv_pointers(p: ConvProblem, name: str = "") -> Args:
     """The addresses in every convolution's struct; `name` is appended to the names of the weight sections."""
     vectors = (*(AFFINE if p.epilogue.affine else ()), *p.epilogue.multipliers)
+    slope: Arg = ("weights", "slope" + name) if p.epilogue.act.name == "prelu" else NULL
     more: Args = {vector: ("weights", vector + name) for vector in vectors}
     return more | {
         "nonfinite": NONFINITE,
         "x": ("in", 0),
         "w": ("weights", "w" + name),
         "bias": ("weights", "b" + name),
-        "slope": ("weights", "slope" + name) if p.epilogue.act.name == "prelu" else NULL,
+        "slope": ("weights", "table") if p.epilogue.table else slope,
         "residual": ("in", 1) if p.epilogue.residual else NULL,
         "y": ("out", 0),
     }
@@ -239,7 +240,7 @@ def epilogue_values(problem: ConvProblem) -> dict[str, int]:
     """The kernels' compile-time values of the epilogue (include/activation.cuh).
 
     ACT; RES: 0 no residual, 1 added before the activation, 2 after it; AFFINE and LAST where scale and shift, or a second
-    activation follow; MULTIPLIED and RES_MULTIPLIED.
+    activation follow; MULTIPLIED and RES_MULTIPLIED; TABLE: which of the two activations is a table.
     """
     end = problem.epilogue
     values = {"ACT": act_code(problem), "RES": (2 if end.act_first else 1) if end.residual else 0}
@@ -247,7 +248,8 @@ def epilogue_values(problem: ConvProblem) -> dict[str, int]:
     multiplied = {
         macro: 1 for macro, name in zip(("MULTIPLIED", "RES_MULTIPLIED"), MULTIPLIERS, strict=True) if name in end.vectors
     }
-    return values | ({"AFFINE": 1} if end.affine else {}) | last | multiplied
+    table = {"TABLE": 1 + (end.last.name == "table")} if end.table else {}
+    return values | ({"AFFINE": 1} if end.affine else {}) | last | multiplied | table
 
 
 def epilogue_instructions(problem: ConvProblem) -> int:

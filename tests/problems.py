@@ -40,12 +40,19 @@ from tactics.sampling.trial import TOLERANCE, execute, relative_error
 from tactics.step import linear
 from tactics.tactic import Tactic
 
+
+def table_of(low: int, high: int, ends: tuple[float, float] = (-128.0, 127.0)) -> Activation:
+    """A table of drawn whole numbers for those from low to high."""
+    return Activation("table", (low, high, *map(float, np.random.default_rng(high).integers(*ends, high - low + 1))))
+
+
 # Function -> parameters: ONNX's, or others if ONNX's would leave something untested.
 PARAMS = {name: tuple(row.parameters.values()) for name, row in POINTWISE_ROWS.items()} | {
     "leaky_relu": (0.1,),
     "clip": (-0.5, 1.0),
     "elu": (0.5,),
     "thresholded_relu": (0.3,),
+    "table": table_of(-3, 4).params,
 }
 ACTS = tuple(Activation(name, PARAMS[name]) for name in ACTIVATIONS)
 RELU, SIGMOID, PRELU = (Activation(name) for name in ("relu", "sigmoid", "prelu"))

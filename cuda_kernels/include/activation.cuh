@@ -8,7 +8,7 @@
 
 enum Act {
   ACT_NONE, ACT_RELU, ACT_LEAKY_RELU, ACT_PRELU, ACT_CLIP, ACT_SIGMOID, ACT_SILU, ACT_HARD_SIGMOID, ACT_HARD_SWISH, ACT_TANH,
-  ACT_ELU, ACT_GELU, ACT_GELU_TANH, ACT_MISH, ACT_SOFTPLUS, ACT_QUANTIZE
+  ACT_ELU, ACT_GELU, ACT_GELU_TANH, ACT_MISH, ACT_SOFTPLUS, ACT_QUANTIZE, ACT_TABLE
 };
 
 // 1 / (1 + exp(-v)); below v = -87.3 that is less than 2^-126, and 0 here. NaN stays NaN.
@@ -85,6 +85,14 @@ __device__ __forceinline__ float activate_result(float v, float a, float b, floa
   return KIND == ACT_GELU && ROUNDED ? gelu_to_half(v) : activate<KIND>(v, a, b, slope);
 }
 
+// Of a result rounded to a whole number from `low` to `high`, its entry of a table of halfs. TABLE   1: the first activation is
+// ACT_TABLE, which `activate` leaves to this, and p.slope the table; 2: the one of LAST.
+#if TABLE
+__device__ __forceinline__ float entry(const void* table, float v, float low, float high) {
+  return __half2float(static_cast<const __half*>(table)[static_cast<int>(activate<ACT_QUANTIZE>(v, low, high, 0.f) - low)]);
+}
+#endif
+
 // What may follow the activation. Compile-time: AFFINE   1: v * scale + shift, per channel; LAST   a second Act, behind that and
 // behind a residual of order 2.
 #ifndef AFFINE
@@ -112,10 +120,16 @@ template <int KIND, int ORDER, class Params>
 __device__ __forceinline__ float finish(const Params& p, float v, float residual, float slope, Tail tail) {
   if (ORDER == 1) v += residual;
   v = activate_result<KIND>(v, p.alpha, p.beta, slope);
+#if TABLE == 1
+  v = entry(p.slope, v, p.alpha, p.beta);
+#endif
   if (AFFINE) v = fmaf(v, tail.scale, tail.shift);
   if (ORDER == 2) v += residual;
 #if LAST
   v = activate_result<LAST>(v, p.alpha_last, p.beta_last, 0.f);
+#if TABLE == 2
+  v = entry(p.slope, v, p.alpha_last, p.beta_last);
+#endif
 #endif
   return v;
 }

@@ -46,10 +46,16 @@ __device__ __forceinline__ u32 finish_pair(const Params& p, float v, float w, fl
   constexpr bool AT_LAST = LAST ? LAST == ACT_RELU : KIND == ACT_RELU && ORDER != 2 && !AFFINE;
   if (ORDER == 1) v += residual.x, w += residual.y;
   if (LAST || !AT_LAST) activate_pair<KIND, ONE_QUOTIENT>(v, w, p.alpha, p.beta, of_v.slope, of_w.slope);
+#if TABLE == 1
+  v = entry(p.slope, v, p.alpha, p.beta), w = entry(p.slope, w, p.alpha, p.beta);
+#endif
   if (AFFINE) v = fmaf(v, of_v.tail.scale, of_v.tail.shift), w = fmaf(w, of_w.tail.scale, of_w.tail.shift);
   if (ORDER == 2) v += residual.x, w += residual.y;
 #if LAST
   if (!AT_LAST) activate_pair<LAST, ONE_QUOTIENT>(v, w, p.alpha_last, p.beta_last, 0.f, 0.f);
+#if TABLE == 2
+  v = entry(p.slope, v, p.alpha_last, p.beta_last), w = entry(p.slope, w, p.alpha_last, p.beta_last);
+#endif
 #endif
   return rounded_pair<AT_LAST>(v, w);
 }

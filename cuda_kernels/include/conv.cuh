@@ -19,7 +19,7 @@
 //   WARPS_M x WARPS_N   warps over the tile; STAGES of the cp.async pipeline
 //   IN_LINEAR, OUT_LINEAR   1: V < 8 (chw, chw2, hwc), 2-byte accesses along pixels; 0: V >= 8, 16-byte accesses
 //   SPLIT   1, 2: blocks share output tiles along K (include/split_k.cuh); GROUPED   1: blockIdx.y is the group
-//   ACT   an Act; RES   a residual tensor in the output's format is added 1: before, 2: after it; AFFINE, LAST   what follows
+//   ACT   an Act; RES   a residual tensor in the output's format is added 1: before, 2: after it; AFFINE, LAST, TABLE   what follows
 //   (include/activation.cuh)
 //   D2S   0: the GEMM's pixels are y's; b: they lie in y as y_row, y_col and y_first say, and each becomes b x b pixels of y
 //         (depth-to-space), in the stores and the residual's loads alike
@@ -86,7 +86,7 @@ struct ConvParams {
   const uint4* w;          // fragments of operand A: [m16][K/16 or, sparse, K/32][32 lanes]
   const u32* meta;         // sparse: [m32][K/64][32 lanes][2]: words of two 16-row tiles
   const float* bias;       // [16 * m16], zeros where there is none
-  const float* slope;      // [16 * m16], prelu only
+  const float* slope;      // [16 * m16], prelu only; or a table
   const __half* residual;  // y's format
   __half* y;               // OUT_F32: floats
   int n, c, h, w_in, k, p, q, r, s;

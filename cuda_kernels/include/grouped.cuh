@@ -19,7 +19,9 @@ __device__ __forceinline__ ConvParams of_group(const ConvParams& all) {
   p.w += stages * p.m16 * (A_TILE / 16);
   p.meta += stages * ((p.m16 + 1) / 2) * (E_PAIR / 4);
   p.bias += group * p.m16 * 16;
+#if !TABLE
   p.slope += group * p.m16 * 16;
+#endif
 #if AFFINE
   p.scales += group * p.m16 * 16;
   p.shifts += group * p.m16 * 16;

@@ -2,7 +2,7 @@
 // what they have computed before they store it.
 //
 // Compile-time: OPS, two decimal digits per stage from the right: its op, 0 ends; OPERANDS, one digit per stage: its
-// source + 1, or 0 for its scalar; SOURCES, one digit per source: its kind below, 0 ends; BYTES: some are bytes; PLANES: a bit
+// source + 1, or 0 for its scalar; TABLE: some are tables, each a source of which nothing is loaded; SOURCES, one digit per source: its kind below, 0 ends; BYTES: some are bytes; PLANES: a bit
 // per source whose channels lie in planes although VEC is 8. The numbers are those of tactics/problems/pointwise_ops.py and
 // tactics/stages.py. A kernel's parameters have `Source source[NUM_SOURCES]` and `float param[NUM_STAGES ? NUM_STAGES : 1][2]`.
 #pragma once
@@ -126,6 +126,11 @@ __device__ __forceinline__ void run_stages(const Params& p, const float (&s)[NUM
 #pragma unroll
     for (int j = 0; j < VEC; ++j)
       v[j] = apply<digits(OPS, 100, I)>(v[j], from ? s[from ? from - 1 : 0][j] : p.param[I][0], p.param[I][0], p.param[I][1]);
+#if TABLE
+#pragma unroll
+    for (int j = 0; j < VEC; ++j)
+      if constexpr (digits(OPS, 100, I) == ACT_TABLE) v[j] = entry(p.source[from - 1].at, v[j], p.param[I][0], p.param[I][1]);
+#endif
     run_stages<I + 1>(p, s, v);
   }
 }

@@ -21,6 +21,7 @@ from gpu_runtime.precision import execution
 from gpu_runtime.rewrites import integers
 from gpu_runtime.runtime.findings import Compared
 from tactics.planner import plan
+from tactics.problems.pointwise_ops import ROUNDING
 
 FAR = 32.0  # an output's error over that of rounding it once: 0.7 % of a usual tensor; networks of 100 layers reach 17
 JUMP = 16.0  # a layer's error over the largest of its inputs'
@@ -145,7 +146,7 @@ def _errors(
 
 def _step(op: Op, y: np.ndarray) -> float:
     """Returns the error of rounding to whole numbers, for an op whose results y they are; else 0."""
-    return _norm(np.full(y.shape, STEP), y) if integers.ending(op.problem).name == "quantize" else 0.0
+    return _norm(np.full(y.shape, STEP), y) if integers.ending(op.problem).name in ROUNDING else 0.0
 
 
 def _compared(got: np.ndarray, y: np.ndarray, step: float) -> Error:

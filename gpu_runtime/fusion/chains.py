@@ -12,7 +12,7 @@ from gpu_runtime.fusion.spelled import LONGEST_SPELLING, SAMPLES, spelled
 from gpu_runtime.fusion.steps import UNSCALED, Chain, Step, along, steps
 from gpu_runtime.lowering.pointwise import then
 from gpu_runtime.network import Network, Op, unique
-from tactics.problems.pointwise_ops import ACTIVATIONS, MAX_SOURCES, MAX_STAGES, POINTWISE, Activation, Stage
+from tactics.problems.pointwise_ops import ACTIVATIONS, MAX_SOURCES, MAX_STAGES, POINTWISE, ROUNDING, Activation, Stage
 
 Ops = tuple[Op[Any], ...]
 Found = tuple[list[Step], Ops]  # (steps, the ops that spell them)
@@ -151,7 +151,7 @@ class Chains:
             if chain.ops and (full or any(map(stop, ops))):
                 break
             chain = longer
-            if ops[-1] is last or any(step[0] == "quantize" for step in more):  # whole numbers are a tensor of their own
+            if ops[-1] is last or any(step[0] in ROUNDING for step in more):  # whole numbers are a tensor of their own
                 break
             found = self.function_of(chain.output) or self._of_one(self.reader(chain.output), chain.output)
         return chain

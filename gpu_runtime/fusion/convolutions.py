@@ -12,7 +12,7 @@ from gpu_runtime.lowering.pointwise import Affine, then
 from gpu_runtime.network import Network, Op, computes
 from tactics.problems.convolution import ConvProblem, ConvTransposeProblem, with_epilogue
 from tactics.problems.gather import GatherProblem, ViewProblem
-from tactics.problems.pointwise_ops import ACTIVATIONS, NONE
+from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, STORED, Activation
 from tactics.problems.problem import MoveProblem
 from tactics.problems.protocol import Problem
 
@@ -174,4 +174,12 @@ def with_affine(conv: Conv, chains: Chains) -> Conv:
 def with_last(conv: Conv, chains: Chains) -> Conv:
     """Absorbs a second activation; returns the same convolution where there is none."""
     found = chains.activation_after(conv.output, conv.axis)
-    return conv if found is None or found[0].name == "prelu" else followed(conv, found[2], last=found[0])
+    fits = found is not None and fits_last(found[0], conv.op.problem.epilogue.act)
+    return followed(conv, found[2], last=found[0]) if found is not None and fits else conv
+
+
+def fits_last(last: Activation, act: Activation) -> bool:
+    """Whether an epilogue can end with an activation behind another: the kernel reads weights of one of the two, and a slope of
+    the first.
+    """
+    return last.name != "prelu" and not {last.name, act.name} <= {*STORED}

@@ -19,11 +19,11 @@ import numpy as np
 
 from gpu_runtime.fusion import convolutions
 from gpu_runtime.fusion.chains import Chains
-from gpu_runtime.fusion.convolutions import Conv, followed, is_convolution, started
+from gpu_runtime.fusion.convolutions import Conv, fits_last, followed, is_convolution, started
 from gpu_runtime.fusion.steps import Chain
 from gpu_runtime.network import APART, Literal, Network, Op, Options, adds_tensors, computes
 from tactics.problems.gather import ViewProblem
-from tactics.problems.pointwise_ops import NONE, Activation
+from tactics.problems.pointwise_ops import NONE, ROUNDING, Activation
 from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem
 
 STEM_CHANNELS = 4  # the problems of tactics/families/conv_stem.py, the only family whose epilogue pools
@@ -85,14 +85,14 @@ class _Epilogues:
             return self._wait(first, conv)
         before, conv = conv, convolutions.with_activation(conv, chains)
         acts, end = conv is not before, conv.op.problem.epilogue
-        if acts and end.act.name == "quantize":
+        if acts and end.act.name in ROUNDING:
             conv = self._dequantized(conv)
             acts = conv.op.problem.epilogue.affine
         elif acts and end.d2s == first.problem.epilogue.d2s:  # no depth-to-space is absorbed yet
             conv = convolutions.with_depth_to_space(convolutions.with_affine(conv, chains), chains)
         add = self._residual_after(conv) if acts and computes(conv.op, ConvProblem) else None
         after = None if add is None else chains.activation_after(add.output)
-        if add is not None and (after is None or after[0].name != "prelu"):  # an epilogue's last activation cannot have weights
+        if add is not None and (after is None or fits_last(after[0], end.act)):
             return self._wait(first, followed(conv, (), act_first=True))
         conv = convolutions.with_last(conv, chains) if acts else conv
         self._cover(*conv.used)
@@ -152,10 +152,10 @@ class _Epilogues:
         """Returns (the scale, the bounds, the ops) of a QuantizeLinear, the only reader of a tensor, the result of an
         activation: these convolutions' epilogues can do it behind a residual; no ops if there is none.
         """
-        free = act.name != "quantize" and not any(conv.op.problem.epilogue.act_first for conv in convs)
+        free = act.name not in ROUNDING and not any(conv.op.problem.epilogue.act_first for conv in convs)
         found, used = self.chains.scales_after(tensor, "") if free else ([], ())
         end = self.chains.activation_after(used[-1].output if used else tensor) if free else None
-        if end is None or end[0].name != "quantize" or any(op != "mul" for op, _ in found):
+        if end is None or end[0].name not in ROUNDING or not fits_last(end[0], act) or any(op != "mul" for op, _ in found):
             return 1.0, NONE, ()
         return math.prod(float(c[0]) for _, c in found), end[0], (*used, *end[2])
 

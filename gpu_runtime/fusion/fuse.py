@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_runtime.frontend.importer import Imported
 from gpu_runtime.frontend.queries import name_of, operand, shape_of
-from gpu_runtime.fusion import branches, concats, epilogues, moves, prologues
+from gpu_runtime.fusion import branches, concats, epilogues, moves, prologues, tables
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.fusion.rearranged import rearrange
 from gpu_runtime.fusion.rounded import rounded
@@ -40,4 +40,4 @@ def common_masks(imported: Imported) -> dict[str, np.ndarray]:
 
 def _apart(network: Network) -> Network:
     """Returns the network after all passes but the one that offers sums of branches."""
-    return prologues.offer(concats.into_convolutions(epilogues.fused(moves.direct(network))))
+    return prologues.offer(concats.into_convolutions(epilogues.fused(moves.direct(tables.offer(network)))))

@@ -31,7 +31,7 @@ from tactics import fp32
 from tactics.problems.attention import AttentionProblem
 from tactics.problems.gather import ViewProblem
 from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
-from tactics.problems.pointwise_ops import Stage
+from tactics.problems.pointwise_ops import ROUNDING, Stage
 from tactics.problems.problem import ConcatProblem, ConvProblem, PointwiseProblem
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
@@ -195,7 +195,7 @@ def _coarse(network: Network) -> set[str]:
         p, end = op.problem, getattr(op.problem, "epilogue", None)
         names = [s.op for s in p.stages] if isinstance(p, PointwiseProblem) else [end.act.name, end.last.name] if end else []
         scaled = isinstance(p, PointwiseProblem) and [*{*names}] == ["mul"] and found.issuperset(op.inputs)
-        if "quantize" in names or scaled or (isinstance(p, MOVES) and found.issuperset(op.inputs)):
+        if not {*ROUNDING}.isdisjoint(names) or scaled or (isinstance(p, MOVES) and found.issuperset(op.inputs)):
             found.add(op.output)
     return found
 

@@ -22,8 +22,8 @@ from gpu_runtime.network import APART, Network, Op, Options, Type, computes, joi
 from tactics.kernels import KERNELS
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import ViewProblem
-from tactics.problems.intervals import Interval
-from tactics.problems.pointwise_ops import MAX_STAGES, NONE, Activation, Stage
+from tactics.problems.intervals import ANY, Interval
+from tactics.problems.pointwise_ops import MAX_STAGES, NONE, ROUNDING, Activation, Stage
 from tactics.problems.problem import (
     BackToBackProblem,
     ChainedProblem,
@@ -70,7 +70,7 @@ def _results(op: Op[Any], found: Numbers) -> Interval | None:
     p = op.problem
     if not isinstance(p, (ViewProblem, MoveProblem, ConcatProblem)) and not (isinstance(p, PoolProblem) and p.kind == "max"):
         end = ending(p)
-        return Interval(*end.params) if end.name == "quantize" else None
+        return Stage(end.name, params=end.params).interval(ANY) if end.name in ROUNDING else None
     ins = [found.get(t) for t in op.inputs]
     if isinstance(p, MoveProblem) and p.kind == "window":
         ins.append(Interval(p.fill, p.fill) if p.fill == round(p.fill) else None)
@@ -84,7 +84,7 @@ def ending(p: Problem) -> Activation:
         p = p.chain
     if isinstance(p, PointwiseProblem):
         end = p.stages[-1] if p.stages else None
-        return Activation(end.op, end.params) if end is not None and end.op == "quantize" else NONE
+        return Activation(end.op, end.params) if end is not None and end.op in ROUNDING else NONE
     if not isinstance(p, (ConvProblem, ConvTransposeProblem, BackToBackProblem)):
         return NONE
     end_of = p.epilogue

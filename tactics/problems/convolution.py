@@ -203,7 +203,7 @@ class ConvTransposeProblem(Keyed, OneTensor):
     epilogue: Epilogue = Epilogue()
 
     def __post_init__(self) -> None:
-        if self.epilogue.act_first or self.needs - {Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION}:
+        if self.epilogue.act_first or self.needs - {Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION, Feature.TABLE}:
             raise ValueError(f"conv_transpose: expected no pool, reordering or residual behind the activation, got {self}")
         if self.c % self.groups or self.k % self.groups:
             raise ValueError(f"conv_transpose: c={self.c} and k={self.k} must be multiples of groups={self.groups}")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cuda_kernels.hashed import Hashed
-from tactics.problems.pointwise_ops import NONE, Activation
+from tactics.problems.pointwise_ops import NONE, STORED, Activation
 from tactics.problems.protocol import Feature
 
 Given = np.ndarray | None  # an optional weight or tensor of a problem
@@ -53,6 +53,8 @@ class Epilogue(Hashed):
     def __post_init__(self) -> None:
         if self.residual_multiplied and not self.residual:
             raise ValueError(f"conv: expected multipliers of a residual only with a residual, got {self}")
+        if self.act.name in STORED and self.last.name in STORED:
+            raise ValueError(f"conv: expected one activation with a slope or table, got {self}")
         if self.up != 1 and (not self.residual or self.d2s not in (1, self.up)):
             raise ValueError(f"conv: expected a residual whose pixels are repeated as often as the output's, got {self}")
         if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
@@ -69,10 +71,16 @@ class Epilogue(Hashed):
             Feature.MAX_POOL: bool(self.pool),
             Feature.AFFINE: self.affine,
             Feature.LAST_ACTIVATION: self.last != NONE,
+            Feature.TABLE: bool(self.table),
             Feature.MULTIPLIED: self.multiplied,
             Feature.RESIDUAL_MULTIPLIED: self.residual_multiplied,
         }
         return frozenset(feature for feature, needed in found.items() if needed)
+
+    @property
+    def table(self) -> tuple[float, ...]:
+        """The entries of the activation that is a table; () without one."""
+        return next((act.params[2:] for act in (self.act, self.last) if act.name == "table"), ())
 
     @property
     def vectors(self) -> tuple[str, ...]:

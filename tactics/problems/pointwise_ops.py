@@ -58,6 +58,11 @@ def _gelu_tanh(v: np.ndarray) -> np.ndarray:
     return 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)))
 
 
+def _entry(v: np.ndarray, low: float, high: float, *entries: float) -> np.ndarray:
+    at = np.fmin(np.fmax(np.rint(v), low), high) - low  # NaN is the least
+    return np.array(entries, np.float32)[at.astype(np.intp)]
+
+
 def _whole(f: Callable[[float], float]) -> Image:
     return rising(lambda x: f(x) if abs(x) < INF else x)
 
@@ -97,6 +102,10 @@ ACTIVATIONS: dict[str, Pointwise] = {
     "quantize": Pointwise(  # whole numbers of 8 bits: halves to even, saturated; an FP16 tensor of them may be stored as bytes
         lambda v, low, high: np.clip(np.rint(v), low, high),
         rising(lambda x, low, high: min(max(round(x) if abs(x) < INF else x, low), high)), 3,
+        parameters={"low": -128.0, "high": 127.0},
+    ),
+    "table": Pointwise(  # quantize, then of each whole number from low to high the entry: more parameters, whole numbers too
+        _entry, lambda v, b, low, high, *entries: Interval(min(entries), max(entries)), 16,
         parameters={"low": -128.0, "high": 127.0},
     ),
 }
@@ -148,11 +157,19 @@ CODES = {
     **{name: FIRST_OPERATION + i for i, name in enumerate(OPERATIONS)},
     **{name: FIRST_FUNCTION + i for i, name in enumerate(FUNCTIONS)},
 }
+ROUNDING = ("quantize", "table")  # the results are whole numbers of 8 bits
+STORED = ("prelu", "table")  # the kernel reads a section of weights
+
+
+def _num_params(name: str, params: tuple[float, ...]) -> int:
+    """The number of parameters that a function takes, of which the first ones are given."""
+    entries = int(params[1] - params[0]) + 1 if name == "table" and len(params) > 1 else 0
+    return len(POINTWISE[name].parameters) + entries
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """A pointwise function and its scalar parameters; prints as `relu` or `clip(0,6)`."""
+    """A pointwise function and its scalar parameters; prints as `relu` or `clip(0,6)`, without a table's entries."""
 
     name: str = "none"
     params: tuple[float, ...] = ()
@@ -160,12 +177,12 @@ class Activation:
     def __post_init__(self) -> None:
         if self.name not in ACTIVATIONS:
             raise ValueError(f"unknown activation {self.name!r}: expected one of {', '.join(ACTIVATIONS)}")
-        count = len(ACTIVATIONS[self.name].parameters)
+        count = _num_params(self.name, self.params)
         if len(self.params) != count:
             raise ValueError(f"activation {self.name} takes {count} parameters, got {self.params}")
 
     def __str__(self) -> str:
-        return self.name + (f"({','.join(f'{p:g}' for p in self.params)})" if self.params else "")
+        return self.name + (f"({','.join(f'{p:g}' for p in self.params[:2])})" if self.params else "")
 
     def apply(self, v: np.ndarray, slope: np.ndarray | None = None) -> np.ndarray:
         """Returns the activation of v, FP32 NCHW; `slope`: [C], for prelu only."""
@@ -193,12 +210,12 @@ class Stage:
     def __post_init__(self) -> None:
         if self.op not in CODES or self.op == "none":
             raise ValueError(f"unknown pointwise op {self.op!r}: expected one of {', '.join(list(CODES)[1:])}")
-        count = (not self.operand) if self.op in OPERATIONS else len(POINTWISE[self.op].parameters)
+        count = (not self.operand) if self.op in OPERATIONS else _num_params(self.op, self.params)
         if len(self.params) != count or (self.operand and self.op not in OPERATIONS):
             raise ValueError(f"pointwise {self.op}: {count} parameters expected, got {self.params} and {self.operand!r}")
 
     def __str__(self) -> str:
-        inside = [self.operand] if self.operand else [f"{p:g}" for p in self.params]
+        inside = [self.operand] if self.operand else [f"{p:g}" for p in self.params[:2]]
         return self.op + (f"({','.join(inside)})" if inside else "")
 
     def apply(self, v: np.ndarray, operand: np.ndarray | None = None) -> np.ndarray:

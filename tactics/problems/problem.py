@@ -51,6 +51,11 @@ class PointwiseProblem(Keyed, OneTensor):
     def in_shapes(self) -> tuple[Shape4, ...]:
         return tuple(self.span(axes) for axes in self.tensors)
 
+    @property
+    def table(self) -> tuple[float, ...]:
+        """The entries of the stage that is a table; () without one."""
+        return next((s.params[2:] for s in self.stages if s.op == "table"), ())
+
     def reference(self, *tensors: np.ndarray, **constants: np.ndarray) -> np.ndarray:
         """Returns the chain's output, FP32. `tensors`: FP32 arrays of in_shapes; `constants`: c0, c1, ... by name, each with as
         many elements as span(its axes)."""

@@ -36,6 +36,7 @@ class Feature(StrEnum):
     MAX_POOL = "max pool in its stores"
     AFFINE = "scale and shift behind its activation"
     LAST_ACTIVATION = "second activation"
+    TABLE = "table as an activation"
     MULTIPLIED = "multipliers of its sums"
     RESIDUAL_MULTIPLIED = "multipliers of its residual"
 

@@ -16,6 +16,7 @@ from tactics.format import DTYPES, WHOLE, Format, is_bytes
 from tactics.problems.attention import AttentionProblem
 from tactics.problems.epilogue import AFFINE, MULTIPLIERS
 from tactics.problems.library_problem import FLOAT, LibraryProblem
+from tactics.problems.pointwise_ops import ROUNDING
 from tactics.problems.problem import (
     ConvProblem,
     ConvTransposeProblem,
@@ -173,7 +174,7 @@ def _whole_weights(p: ConvProblem | ConvTransposeProblem, rng: Rng, weights: Wei
     end = p.epilogue
     largest = np.abs(weights["w"]).max(initial=1e-9)
     whole = np.round(weights["w"] * (127 / largest))
-    rounds = "quantize" in (end.act.name, end.last.name)
+    rounds = {end.act.name, end.last.name} & {*ROUNDING}
     unit = (32.0 if rounds and not end.affine else 1.0) * largest / 127 / 64
     found = {
         "multipliers": unit * rng.uniform(0.5, 1.5, p.k),

@@ -53,6 +53,8 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
     with gpu.current():
         w = cupy.asarray(weights["w"].astype(np.float16))
         rows = {name: cupy.asarray(weights[name]) for name in VECTORS if name in weights}
+        if p.epilogue.table:
+            rows["slope"] = cupy.asarray(np.array(p.epilogue.table, np.float16))
         y = cupy.empty((p.n, p.k, p.p, p.q), np.float32)
         x = inputs[0]
         if p.prologue.scaled:

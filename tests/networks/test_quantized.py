@@ -12,7 +12,9 @@ from onnx import helper, numpy_helper
 import gpu_runtime as gr
 from benchmarks import topologies
 from gpu_runtime.network import Network, exists
-from tactics.problems.problem import ConvProblem, PointwiseProblem
+from gpu_runtime.rewrites import integers
+from tactics.problems.pointwise_ops import ROUNDING
+from tactics.problems.problem import ConvProblem
 from tactics.sampling.data import reference
 from tests.engines import emulated, resized
 from tests.reference_run import given_model, model, network, node, ort_run, relative_error, run
@@ -95,14 +97,10 @@ def off(net: Network, feeds: Mapping[str, np.ndarray], known: Mapping[str, np.nd
         if not exists(op, choice):
             continue
         y = reference(op.problem, [tensors[t] for t in op.inputs], op.weights)
-        end = op.problem.stages[-1:] if isinstance(op.problem, PointwiseProblem) else (getattr(op.problem, "epilogue", None),)
-        if op.output in known and end and end[0] is not None:
-            bounds = (
-                end[0].params
-                if isinstance(op.problem, PointwiseProblem)
-                else (end[0].last if end[0].last.params else end[0].act).params
-            )
-            expected = np.clip(known[op.output].reshape(y.shape), *bounds)
+        end = integers.ending(op.problem)
+        if op.output in known and end.name in ROUNDING:
+            whole = known[op.output].reshape(y.shape)
+            expected = np.clip(whole, *end.params) if end.name == "quantize" else whole
             step = np.abs(y - expected)
             differ, count, most = differ + np.count_nonzero(step > 1e-3), count + y.size, max(most, float(step.max()))
             y = expected
@@ -113,13 +111,14 @@ def off(net: Network, feeds: Mapping[str, np.ndarray], known: Mapping[str, np.nd
 
 @pytest.mark.parametrize("form", ["u8s8", "s8s8sym", "trt"])
 def test_every_layer_of_resnet20_rounds_as_onnxruntime(form):
-    """In FP32 all but 1 of 10,000 whole numbers are equal, and others off by 1; FP16 rounds what a residual adds, too."""
+    """In FP32 all but 1 of 10,000 whole numbers are equal, and others off by 1; FP16 rounds what a residual adds, too, and a
+    table may be steeper than 1."""
     path = given_model(f"quantized/resnet20_cifar10.{form}")
     net, known = network(path), whole_numbers(onnx.load(path), FEEDS)
     share, most = off(net, FEEDS, known, fp16=False)
     assert share < 1e-4 and most <= 1
     share, most = off(net, FEEDS, known, fp16=True)
-    assert share < 0.006 and most <= 2
+    assert share < 0.006 and most <= 3
 
 
 @pytest.mark.parametrize("form", ["u8s8", "s8s8sym", "trt"])

@@ -18,7 +18,7 @@ from tactics.candidates import candidates
 from tactics.families.conv_gemm import DENSE_TILES, SPARSE_TILES, num_tiles
 from tactics.families.merged import merged, padded_k
 from tactics.format import Format, num_bytes
-from tactics.launches import launches
+from tactics.launches import launches, section_bytes
 from tactics.predict import predict_us
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.problem import ConvProblem
@@ -135,7 +135,8 @@ def test_chains_over_whole_tensors_move_whole_sectors(name):
         (tactic,) = [t for t in candidates(p, DEVICE) if {*t.ins, t.out} == {fmt}]
         (stats,) = run(name, tactic)[1]
         assert stats.sectors == stats.ideal_sectors
-        assert stats.launch_unique_load_bytes == sum(-(-num_bytes(fmt, s) // 32) * 32 for s in p.in_shapes)
+        read = [*(num_bytes(fmt, s) for s in p.in_shapes), *section_bytes(p, tactic).values()]
+        assert stats.launch_unique_load_bytes == sum(-(-size // 32) * 32 for size in read)
         assert dict(launches(p, tactic)[0].values)["VEC"] == (1 if layout == "chw" and np.prod(p.out_shape) % 8 else 8)
 
 

@@ -20,18 +20,20 @@ from tactics.problems.problem import ConvProblem
 from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic
-from tests.problems import assert_written_once, check, conv_case, execute
+from tests.problems import assert_written_once, check, conv_case, execute, table_of
 
 DEVICE = named("a100")
 RANGE = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0)}
+ROUNDED = {y: (Activation("quantize", ends), table_of(-37, 90, ends)) for y, ends in RANGE.items()}
 
 
 def drawn(pick: random.Random) -> tuple[ConvProblem, tuple[str, ...]]:
     """A problem, and the types of its inputs and its output."""
     x, y = pick.choice(WHOLE), pick.choice(("fp16", *WHOLE, *WHOLE))
     residual = pick.random() < 0.4
-    act = pick.choice((NONE, Activation("relu"), Activation("quantize", RANGE[y]) if y in WHOLE else NONE))
-    last = Activation("quantize", RANGE[y]) if y in WHOLE and act.name != "quantize" else NONE
+    rounded = pick.choice(ROUNDED[y]) if y in WHOLE else NONE
+    act = pick.choice((NONE, Activation("relu"), rounded))
+    last = rounded if act != rounded else NONE
     end = Epilogue(
         bias=True,
         residual=residual,
@@ -90,6 +92,7 @@ def exact(p: ConvProblem, xs, weights) -> np.ndarray:
     end, v = p.epilogue, y * column["multipliers"] + column["b"]
     added = xs[1].astype(np.float64) * column.get("residual_multipliers", 1.0) if end.residual else 0.0
     clip = {"quantize": lambda a, act: np.clip(np.rint(a), *act.params), "relu": lambda a, act: np.maximum(a, 0)}
+    clip["table"] = lambda a, act: np.array(act.params)[(2 + np.clip(np.rint(a), *act.params[:2]) - act.params[0]).astype(int)]
     same = lambda a, act: a  # noqa: E731
     v = clip.get(end.act.name, same)(v if end.act_first else v + added, end.act)
     v = v * column["scales"] + column["shifts"] if end.affine else v
@@ -151,7 +154,7 @@ def test_every_tile_equals_integers(every, x, y, residual):
     """Every tile with each type of result and one of four kinds of inputs, int8 or uint8, with a residual or without; with
     `every` kind in the long run.
     """
-    act = Activation("quantize", RANGE[y]) if y in WHOLE else Activation("relu")
+    act = ROUNDED[y][residual] if y in WHOLE else Activation("relu")
     end = Epilogue(True, residual, act, multiplied=True, residual_multiplied=residual)
     p = ConvProblem(1, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), stride=(1, 2), sparse24=True, epilogue=end)
     dtypes, gpu, seen = (x, *((y,) if residual else ()), y), Emulated(DEVICE), set()

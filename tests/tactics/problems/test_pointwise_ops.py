@@ -406,7 +406,8 @@ def drawn(seed: int) -> PointwiseProblem:
     axes = [("nchw" if pick.random() < 0.5 else "".join(a for a in "nchw" if pick.random() < 0.5)) for _ in range(4)]
     tensors, constants = tuple(axes[: pick.randint(1, 4)]), tuple(a for a in axes[2 : 2 + pick.randint(0, 2)] if a)
     operands = ["", *(f"t{i}" for i in range(len(tensors))), *(f"c{i}" for i in range(len(constants)))]
-    tame = [op for op in (*ACTIVATIONS, *FUNCTIONS) if op not in ("none", "prelu", "exp", "log", "sqrt", "square", "erf")]
+    wild = ("none", "prelu", "table", "exp", "log", "sqrt", "square", "erf")
+    tame = [op for op in (*ACTIVATIONS, *FUNCTIONS) if op not in wild]
     chosen = []
     for _ in range(pick.randint(0, 8)):
         if pick.random() < 0.5:

@@ -11,14 +11,14 @@ from cuda_kernels.launch import Emulated
 from tactics.families.bandwidth.pointwise import byte_candidates, counts
 from tactics.format import DTYPES, Format, num_bytes
 from tactics.launches import launches
-from tactics.problems.pointwise_ops import Stage
+from tactics.problems.pointwise_ops import Stage, stage_of
 from tactics.problems.problem import PointwiseProblem
 from tactics.roofline import predicted
 from tactics.sampling.data import random_data, reference
 from tactics.sampling.trial import execute
 from tactics.tactic import tactic_of
 from tests.compiled import fits
-from tests.problems import assert_written_once, check
+from tests.problems import assert_written_once, check, table_of
 
 DEVICE = named("h200")
 SHAPES = ((1, 3, 9, 7), (2, 40, 3, 5), (3, 64, 1, 1), (2, 17, 4, 4), (1, 96, 2, 3))
@@ -50,6 +50,22 @@ def test_quantize_is_exact_from_every_format(dtype):
         for tactic in tactics:
             assert tactic.out.dtype == dtype
             assert np.array_equal(run(problem, tactic, [x]), rounded(dtype, 8 * x.astype(np.float64))), tactic.name
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_a_table_saturates_and_is_exact_in_every_format(dtype):
+    """Between bytes, and to and from FP16; numbers beyond the table, halves, and a product and a sum before it."""
+    ends = np.iinfo(DTYPES[dtype])
+    table = stage_of(table_of(-100, 90, (ends.min, ends.max)))
+    entries = np.array(table[0].params[2:])
+    for shape in SHAPES:
+        x = np.random.default_rng(0).integers(*((-300, 300) if dtype == "int8" else (0, 256)), shape).astype(np.float16)
+        chain = PointwiseProblem(*shape, (Stage("mul", params=(0.5,)), Stage("add", "t1"), *table), ("nchw", "nchw"))
+        for problem, v in ((PointwiseProblem(*shape, table), x), (chain, 1.5 * x)):
+            ins = [x] * len(problem.tensors)
+            expected = entries[(np.clip(np.rint(v), -100, 90) + 100).astype(int)]
+            for tactic in byte_candidates(problem, (*("fp16" if dtype == "int8" else dtype for _ in ins), dtype)):
+                assert np.array_equal(run(problem, tactic, ins), expected), tactic.name
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
