@@ -19,19 +19,21 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import hardware
+from benchmarks.torch_twin import event_us, prepared
 from cuda_kernels.compile import nvrtc_version, source_hash
 from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.driver import is_fatal
 from cuda_kernels.files import write
+from gpu_runtime.benchmark.clocks import management
 from tactics.candidates import candidates
-from tactics.measure.race import quantiles
+from tactics.measure.race import times_of
 from tactics.measure.timing import Cache, Measured, driver_version
 from tactics.measure.worker import Bench
 from tactics.problems.epilogue import Epilogue
@@ -92,44 +94,30 @@ def tactics(p: ConvProblem, device):
 
 
 class Clock:
-    """The SM clock in MHz from the management library, asked for at most every 0.2 s; None where it does not answer."""
+    """The SM clock in MHz and the power from NVIDIA's management library; None where it does not answer."""
 
     def __init__(self, pci_bus_id: str):
-        self._at = -1.0
-        self._mhz: int | None = None
-        self._handle: Any = None
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            if pynvml.nvmlDeviceGetCount() == 1:
-                self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-            else:
-                self._handle = pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
-        except Exception:  # no library, no permission, another form of id: times are kept without a clock
-            self._handle = None
+        self._nvml: Any = None
+        with suppress(Exception):  # no library, no permission, another form of id: times are kept without a clock
+            self._nvml, self._handle = management(pci_bus_id)
 
     def mhz(self) -> int | None:
-        if self._handle is not None and time.monotonic() - self._at > 0.2:
-            try:
-                self._mhz = int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
-            except Exception:  # as above
-                self._handle = None
-            self._at = time.monotonic()
-        return self._mhz
+        with suppress(Exception):  # as above
+            return int(self._nvml.nvmlDeviceGetClockInfo(self._handle, self._nvml.NVML_CLOCK_SM))
+        return None
 
     def watts(self) -> tuple[float, float] | None:
         """Returns (watts drawn now, the power limit in force), or None."""
-        try:
+        with suppress(Exception):  # as above
             nvml = self._nvml
             return nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3, nvml.nvmlDeviceGetEnforcedPowerLimit(self._handle) / 1e3
-        except Exception:  # as above
-            return None
+        return None
 
 
-def facts(device, clock: Clock, torch=None) -> dict:
-    """Returns the facts that the times depend on: GPU, driver, clocks, power, versions, date. Clocks are read, never set."""
+def facts(device, clock: Clock, torch: dict[str, Any]) -> dict:
+    """Returns the facts that the times depend on: GPU, driver, clocks, power, versions, date. Clocks are read, never set.
+    `torch`: PyTorch's versions.
+    """
     import cupy
 
     watts = clock.watts()
@@ -139,8 +127,6 @@ def facts(device, clock: Clock, torch=None) -> dict:
         "cupy": cupy.__version__,
         "nvrtc": nvrtc_version(),
     }
-    if torch is not None:
-        versions |= {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
     return {
         "gpu": device.title,
         "sm": device.sm,
@@ -152,9 +138,9 @@ def facts(device, clock: Clock, torch=None) -> dict:
         "power_w_now": watts and watts[0],
         "power_limit_w": watts and watts[1],
         "clocks": "as found, not locked",
-        "versions": versions,
+        "versions": versions | {"torch": torch["version"], "cuda": torch["cuda"], "cudnn": torch["cudnn"]},
         "kernel_source": source_hash(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "date": hardware.now(),
     }
 
 
@@ -169,26 +155,16 @@ def ceilings(torch, clock: Clock) -> dict:
     source = torch.randint(0, 255, (size,), device="cuda", dtype=torch.uint8)
     to = torch.empty_like(source)
 
-    def median_ms(run, count=15) -> float:
-        for _ in range(3):
-            run()
-        times = []
-        for _ in range(count):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            run()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop))
-        return statistics.median(times)
+    def median_us(run) -> float:
+        return statistics.median([event_us(torch, run) for _ in range(18)][3:])
 
-    gemm_ms, mhz = median_ms(lambda: torch.matmul(a, b)), clock.mhz()
-    copy_ms = median_ms(lambda: to.copy_(source))
+    gemm_us, mhz = median_us(lambda: torch.matmul(a, b)), clock.mhz()
+    copy_us = median_us(lambda: to.copy_(source))
     return {
-        "gemm_tflops": 2e-9 * n**3 / gemm_ms,
+        "gemm_tflops": 2e-6 * n**3 / gemm_us,
         "gemm": "torch.matmul, fp16, 8192^3, random normal",
         "gemm_clock_mhz": mhz,
-        "copy_gbps": 2e-6 * size / copy_ms,
+        "copy_gbps": 2e-3 * size / copy_us,
         "copy": f"torch copy_ of {size} bytes, counting bytes read and written",
     }
 
@@ -278,10 +254,9 @@ def measure(torch, bench: Bench, timer, p: ConvProblem) -> dict:
                 samples[kind].append(one_us)
                 clocks.append(mhz)
         torch.cuda.synchronize()
-    for kind, us in samples.items():
-        low, median, high = quantiles(us)
-        row[kind] |= {"us": round(median, 3), "low_us": round(low, 3), "high_us": round(high, 3)}
-        row[kind] |= {"tflops": round(2e-6 * p.macs / median, 1), "launches_per_sample": contestants[kind][2]}
+    for kind, taken in samples.items():
+        row[kind] |= times_of(taken, 3)
+        row[kind] |= {"tflops": round(2e-6 * p.macs / row[kind]["us"], 1), "launches_per_sample": contestants[kind][2]}
     row["clock_mhz"] = round(statistics.median(clocks), 1)
     row["tactics_timed"] = len(times)
     if timer.failures:
@@ -358,7 +333,7 @@ def main(argv: list[str] | None = None) -> int:
     begun = time.monotonic()
     batches = [int(b) for b in args.batches.split(",")]
     try:
-        import torch
+        torch, versions = prepared()
     except ImportError:
         print("bench_conv needs PyTorch with CUDA and cuDNN: pip install torch", file=sys.stderr)
         return 1
@@ -366,7 +341,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"bench_conv needs a CUDA GPU of sm_80 or newer: {why_no_gpu() or 'torch sees none'}", file=sys.stderr)
         return 1
 
-    torch.backends.cudnn.benchmark = True
     device = current()
     bench = Bench(device)
     clock = Clock(bench.cupy.cuda.Device().pci_bus_id)
@@ -374,7 +348,7 @@ def main(argv: list[str] | None = None) -> int:
     todo = order(batches)
     result: dict[str, Any] = hardware.header(device) | {
         "what": __doc__.strip(),
-        "machine": facts(device, clock, torch),
+        "machine": facts(device, clock, versions),
         "ceilings": ceilings(torch, clock),
         "overhead_us": bench.stopwatch.overhead_us,
         "rows": [],
@@ -407,7 +381,7 @@ def main(argv: list[str] | None = None) -> int:
                 break
         save()
     timer.close()
-    result["machine_after"] = facts(device, clock, torch)
+    result["machine_after"] = facts(device, clock, versions)
     save()
     tell(result, len(todo))
     return 0 if result["rows"] and not result["errors"] else 1

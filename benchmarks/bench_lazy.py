@@ -11,7 +11,6 @@ import random
 import time
 import warnings
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,13 +19,11 @@ import click
 
 import gpu_runtime as gr
 from benchmarks.bench_plan import MODELS
+from benchmarks.experiments.kernels import Rehearsed, launched
 from cuda_kernels.device import Device
 from gpu_runtime.building import build as building
 from gpu_runtime.text import table
-from tactics.launches import binaries
 from tactics.measure.lazy import LEVELS, Lazy
-from tactics.measure.timing import Predicted, Time
-from tactics.predict import predict_us
 from tactics.problems.problem import Problem
 from tactics.roofline import least_us
 from tactics.tactic import Tactic
@@ -40,43 +37,31 @@ NETWORKS: dict[str, tuple[Path, dict[str, tuple[int, ...]] | None]] = {
 }
 
 
-class Truth(Predicted):
-    """A simulated GPU: the true times of tactics, and the tactics that were timed on it."""
+def truth(device: Device, factor: float) -> Rehearsed:
+    """Returns a simulated GPU: the true times of tactics, and the tactics that were timed on it."""
 
-    def __init__(self, device: Device, factor: float) -> None:
-        super().__init__(device)
-        self._factor, self.times = factor, dict[tuple[Problem, Tactic], Time]()
+    def us_of(problem: Problem, tactic: Tactic, us: float) -> float:
+        error = 0.15 * _drawn(str(problem)) + 0.10 * _drawn(f"{problem}{tactic.name}")
+        return max(us * factor * math.exp(error), least_us(problem, tactic, device)[0])
 
-    def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        return {t: self._time(problem, t) for t in tactics}
+    return Rehearsed(device, us_of)
 
-    def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
-        return {}
 
-    def _time(self, problem: Problem, tactic: Tactic) -> Time:
-        if (problem, tactic) not in self.times:
-            error = 0.15 * _drawn(str(problem)) + 0.10 * _drawn(f"{problem}{tactic.name}")
-            us = predict_us(problem, tactic, self.device) * self._factor * math.exp(error)
-            us = max(us, least_us(problem, tactic, self.device)[0])
-            self.times[problem, tactic] = Time(us, us, us)
-        return self.times[problem, tactic]
-
-    @property
-    def kernels(self) -> int:
-        return len({item for problem, tactic in self.times for item in binaries(problem, tactic)})
+def kernels(gpu: Rehearsed) -> int:
+    return len(set(launched(gpu.timed)))
 
 
 def _drawn(text: str) -> float:
     return random.Random(zlib.crc32(text.encode())).gauss(0, 1)
 
 
-def built(name: str, level: int, factor: float) -> tuple[float, Truth, float]:
+def built(name: str, level: int, factor: float) -> tuple[float, Rehearsed, float]:
     """Builds the network; returns (microseconds of the plan, the GPU with its timed tactics, CPU seconds of the build)."""
     path, shapes = NETWORKS[name]
-    made: list[Truth] = []
+    made: list[Rehearsed] = []
 
     def make(device: Device, *_: Any) -> Any:
-        made.append(Truth(device, factor))
+        made.append(truth(device, factor))
         return Lazy(made[0], device, LEVELS[level]) if level in LEVELS else made[0]
 
     begun = time.process_time()
@@ -95,8 +80,8 @@ def main(names: tuple[str, ...], level: int, factor: float) -> None:
     for name in names or NETWORKS:
         best_us, every, _ = built(name, 5, factor)
         us, timed, seconds = built(name, level, factor)
-        share = f"{100 * len(timed.times) / len(every.times):.1f} %"
-        counts = f"{len(timed.times):,}", f"{len(every.times):,}", share, f"{timed.kernels:,}", f"{every.kernels:,}"
+        share = f"{100 * len(timed.timed) / len(every.timed):.1f} %"
+        counts = f"{len(timed.timed):,}", f"{len(every.timed):,}", share, f"{kernels(timed):,}", f"{kernels(every):,}"
         rows.append([name, *counts, f"{us / best_us:.4f}", f"{seconds:.0f} s"])
     header = ["network", "timed", "of pairs", "share", "kernels", "of", "plan", "CPU"]
     click.echo("\n".join(table(header, rows, right=range(1, 8))))

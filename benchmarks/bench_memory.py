@@ -7,23 +7,20 @@ without a limit. Rows are added to benchmarks/results/memory.jsonl, and none is 
 are not pruned, and no plan is sparse.
 """
 
-import json
 import tempfile
 import time
 import warnings
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import click
 
 import gpu_runtime as gr
-from benchmarks.bench_pieces import EIGHT, MIB, opened
+from benchmarks.bench_pieces import EIGHT, MIB, Row, add, key, known, opened
 from gpu_runtime.errors import ModelError
 from gpu_runtime.text import table
 
 RESULTS = Path(__file__).parent / "results" / "memory.jsonl"
-Row = dict[str, Any]
 
 
 def rows(name: str, batch: int, device: str, shares: list[float]) -> list[Row]:
@@ -52,25 +49,17 @@ def rows(name: str, batch: int, device: str, shares: list[float]) -> list[Row]:
     return found
 
 
-def known() -> list[Row]:
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return [json.loads(line) for line in lines]
-
-
 def text(found: list[Row]) -> list[str]:
     header = ["network", "batch", "GPU", "MiB allowed", "MiB", "us", "cost", "images"]
-    free, made = {}, []
+    free, made = dict[tuple[str, int, str], Row](), []
     for row in found:
-        key = row["network"], row["batch"], row["device"]
-        if row["share"] is None:
-            free[key] = row
-        allowed = "any" if row["share"] is None else f"{row['share'] * free[key]['arena'] / MIB:.1f}"
-        if "error" in row:
-            made.append([key[0], str(key[1]), key[2], allowed, "none fits", "-", "-", "-"])
-            continue
-        cost = f"{100 * (row['us'] / free[key]['us'] - 1):.1f} %"
-        made.append([key[0], str(key[1]), key[2], allowed, f"{row['arena'] / MIB:.1f}", f"{row['us']:.0f}", cost])
-        made[-1].append(str(row["images"] or "-"))
+        whole = free.setdefault(key(row), row)  # the row without a limit is the first
+        allowed = "any" if row["share"] is None else f"{row['share'] * whole['arena'] / MIB:.1f}"
+        numbers = ["none fits", "-", "-", "-"]
+        if "error" not in row:
+            cost = f"{100 * (row['us'] / whole['us'] - 1):.1f} %"
+            numbers = [f"{row['arena'] / MIB:.1f}", f"{row['us']:.0f}", cost, str(row["images"] or "-")]
+        made.append([*map(str, key(row)), allowed, *numbers])
     return table(header, made, right=(1, *range(3, len(header))))
 
 
@@ -82,16 +71,12 @@ def text(found: list[Row]) -> list[str]:
 @click.option("--table", "only_table", is_flag=True, help="Print the file's rows; make none.")
 def main(names: tuple[str, ...], devices: str, batches: str, shares: str, only_table: bool) -> None:
     cases = list(product(names or EIGHT[:4], map(int, batches.split(",")), devices.split(",")))
-    for case in () if only_table else cases:
-        if any((row["network"], row["batch"], row["device"]) == case for row in known()):
-            continue
-        made = rows(*case, [float(share) for share in shares.split(",")])
-        with RESULTS.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in made)
+    have = set(map(key, known(RESULTS)))
+    for case in () if only_table else (case for case in cases if case not in have):
+        add(RESULTS, rows(*case, [float(share) for share in shares.split(",")]))
         click.echo(f"{case[0]} at batch {case[1]} on {case[2]}", err=True)
-    shown = [row for row in known() if (row["network"], row["batch"], row["device"]) in cases]
-    order = {case: i for i, case in enumerate(cases)}
-    click.echo("\n".join(text(sorted(shown, key=lambda r: order[r["network"], r["batch"], r["device"]]))))
+    shown = [row for row in known(RESULTS) if key(row) in cases]
+    click.echo("\n".join(text(sorted(shown, key=lambda row: cases.index(key(row))))))
 
 
 if __name__ == "__main__":

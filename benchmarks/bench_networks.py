@@ -35,10 +35,11 @@ import gpu_runtime as gr
 from benchmarks import gpu_networks, hardware, heavy, light, processes, topologies
 from benchmarks.experiments import stored
 from benchmarks.experiments.run import PARTLY
-from benchmarks.gpu_networks import compared, onnxruntime_run, sample_us, worst_error
+from benchmarks.gpu_networks import compared, onnxruntime_run, worst_error
 from benchmarks.networks import resnet50
-from benchmarks.torch_twin import torch_module
+from benchmarks.torch_twin import event_us, prepared, torch_module
 from cuda_kernels.device import current, why_no_gpu
+from gpu_runtime.building.in_network import replay_us
 from gpu_runtime.runtime.context import Context
 from tactics.measure.race import times_of
 
@@ -107,10 +108,7 @@ def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[in
             return onnx.load(gpu_networks.two_layers(Path(folder) / "two_layers.onnx")), None
     if name in heavy.NETWORKS:
         return heavy.NETWORKS[name](batch), None
-    made = light.open_batch(topologies.filled(name))
-    first = light.first_input(made)
-    sizes = next(v for v in made.graph.input if v.name == first).type.tensor_type.shape.dim
-    return made, {first: (batch, *(d.dim_value for d in list(sizes)[1:]))}
+    return light.at_batch(topologies.filled(name), batch)
 
 
 def build(wanted: Wanted, folder: Path, tuning: float | None, cache: Path | None) -> float:
@@ -145,9 +143,7 @@ class Theirs:
     """PyTorch's network as a CUDA graph. ImportError or RuntimeError if it cannot be made."""
 
     def __init__(self, name: str, batch: int, compiled: bool, size: int = 224) -> None:
-        import torch
-
-        torch.backends.cudnn.benchmark = True
+        torch, _ = prepared()
         shape: Sequence[int] = (batch, 3, size, size)
         if name in heavy.NETWORKS:
             model, _ = model_of(name, batch)
@@ -184,13 +180,8 @@ class Theirs:
 
     def sample(self) -> float:
         """Returns the microseconds of a replay."""
-        start, stop = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         with self.torch.cuda.stream(self.stream):
-            start.record()
-            self.graph.replay()
-            stop.record()
-        stop.synchronize()
-        return 1e3 * float(start.elapsed_time(stop))
+            return event_us(self.torch, self.graph.replay)
 
 
 def images(shape: Sequence[int]) -> np.ndarray:
@@ -257,7 +248,7 @@ def measure(asked: Row, engines: Sequence[tuple[Wanted, float]], folder: Path, a
             ctx, found = ran(wanted, folder, args.judge, kept)
             stack.enter_context(ctx)
             row[label] = found | {"build_s": round(seconds, 1)}
-            contestants[label] = partial(sample_us, ctx)
+            contestants[label] = partial(replay_us, ctx)
         except Exception as e:  # one engine's failure is a line of the result
             row["failed"][label] = f"{type(e).__name__}: {e}"[:1500]
     for compiled in [] if args.ours_only else [False, True] if asked.compiled else [False]:

@@ -1,20 +1,19 @@
 """Plans whose batches may run in pieces beside the same without: predicted time, arena, layers, and the planner's time.
 
     python -m benchmarks.bench_pieces [--device l4,rtx4090] [--batch 1,32,128] [--all] [--table] [NAME ...]
-    PYTHONPATH=OTHER python benchmarks/bench_pieces.py --before [...]
 
 NAME: as benchmarks.bench_plan has it; without, eight known networks, with --all every network at hand. Rows are added to
 benchmarks/results/pieces.jsonl, and a row that stands there is not made again: a run that ended goes on. Each is made in a
 process of its own, so that no plan finds what another one has computed. `--table` prints the file. Weights are not pruned, and
-no plan is sparse. `--before` plans with the packages of OTHER, a checkout from before batches ran in pieces, and adds rows to
-results/planner_before.jsonl: the table's last column is the planner's time in that.
+no plan is sparse. The table's last column is the planner's time in results/planner_before.jsonl, from before batches ran in
+pieces.
 """
 
 import json
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,10 @@ from benchmarks import light, processes
 from benchmarks.bench_networks import model_of
 from benchmarks.bench_plan import find
 from benchmarks.plan_records import everything
-from cuda_kernels.device import named
+from benchmarks.rewrite_gains import fitted, planner_of
 from gpu_runtime.assembly import assemble
-from gpu_runtime.building.fit import fit
-from gpu_runtime.building.load import lowered
-from gpu_runtime.building.options import BuildOptions
-from gpu_runtime.building.planner import Planner
-from gpu_runtime.building.target import make_timer
 from gpu_runtime.errors import ModelError, bounded
-from gpu_runtime.frontend import importer
-from gpu_runtime.planning import io_formats
 from gpu_runtime.planning.alternatives import alternatives
-from gpu_runtime.progress import ignore
 from gpu_runtime.text import table
 
 RESULTS = Path(__file__).resolve().parent / "results" / "pieces.jsonl"
@@ -45,6 +36,7 @@ EIGHT: tuple[str, ...] = (
     *("resnet50", "tv_efficientnet_b0", "tv_convnext_tiny", "tv_mobilenet_v3_large", "tv_regnet_y_400mf", "tv_resnext50"),
     *("timm_repvgg_a0", "timm_ghostnet_100"),
 )
+KINDS = ("whole", "pieces")
 MIB = 1 << 20
 RUNS = 3
 Row = dict[str, Any]
@@ -57,17 +49,16 @@ def opened(name: str, batch: int, folder: Path) -> tuple[onnx.ModelProto, dict[s
     if name == "resnet50" or name.startswith(("tv_", "timm_")):
         return model_of(name, batch)
     path, shapes = find(name, folder)
-    model = light.open_batch(onnx.load(path)) if shapes is None else onnx.load(path)
-    first = light.first_input(model)
-    sizes = next(v for v in model.graph.input if v.name == first).type.tensor_type.shape.dim
-    image = (shapes or {}).get(first, tuple(d.dim_value for d in sizes))[1:]
-    if not image or 0 in image:
+    if shapes is not None:
+        return onnx.load(path), {first: (batch, *image) for first, (_, *image) in shapes.items()}
+    model, shapes = light.at_batch(onnx.load(path), batch)
+    if any(not image or 0 in image for _, *image in shapes.values()):
         raise ModelError(f"{name}: its image has no size")
-    return model, {first: (batch, *image)}
+    return model, shapes
 
 
 @bounded  # without the collector of cycles, as in a build
-def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", "pieces")) -> Row:
+def row_of(name: str, batch: int, device: str) -> Row:
     """Plans a network as a whole and with pieces; returns microseconds, bytes of the arena, layers and the planner's seconds of
     each.
     """
@@ -76,15 +67,12 @@ def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", 
         model, shapes = opened(name, batch, Path(folder))
         path = Path(folder) / "m.onnx"
         onnx.save(model, path)
-        loaded = importer.load(path)
-        network, _ = fit(loaded, lowered(loaded, shapes), None, ignore)
-        network = alternatives(network)
-    ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-    planner = Planner(named(device), make_timer(named(device)), BuildOptions(), ends)
+        network = alternatives(fitted(path, shapes))
+    planner = planner_of(network, device)
     row: Row = {"network": name, "batch": batch, "device": device}
     plans, begun = {}, time.process_time()
     plan = planner(network)
-    for kind in kinds:
+    for kind in KINDS:
         if kind == "pieces":
             plan = planner.in_pieces(*plan)
         plans[kind] = plan, time.process_time() - begun
@@ -96,16 +84,21 @@ def row_of(name: str, batch: int, device: str, kinds: Sequence[str] = ("whole", 
     return row
 
 
-def alone(name: str, batch: int, device: str, kinds: Sequence[str]) -> Row:
+def alone(name: str, batch: int, device: str) -> Row:
     """Returns the row, of RUNS runs, whose planner seconds are the median."""
     with processes.pool(1, 1) as pool:
-        runs = [pool.submit(row_of, name, batch, device, kinds) for _ in range(RUNS)]
-        return sorted((run.result() for run in runs), key=lambda row: row[kinds[-1]]["s"])[RUNS // 2]
+        runs = [pool.submit(row_of, name, batch, device) for _ in range(RUNS)]
+        return sorted((run.result() for run in runs), key=lambda row: row["pieces"]["s"])[RUNS // 2]
 
 
-def known(path: Path = RESULTS) -> list[Row]:
+def known(path: Path) -> list[Row]:
     lines = path.read_text().splitlines() if path.exists() else []
     return [json.loads(line) for line in lines]
+
+
+def add(path: Path, rows: list[Row]) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def key(row: Row) -> tuple[str, int, str]:
@@ -118,10 +111,10 @@ def text(found: list[Row]) -> list[str]:
     made = [
         [
             *(row["network"], str(row["batch"]), row["device"]),
-            *(f"{row[kind]['us']:.0f}" for kind in ("whole", "pieces")),
+            *(f"{row[kind]['us']:.0f}" for kind in KINDS),
             f"{row['whole']['us'] / row['pieces']['us']:.2f}",
             str(row.get("images", "-")),
-            *(f"{row[kind]['arena'] / MIB:.1f}" for kind in ("whole", "pieces")),
+            *(f"{row[kind]['arena'] / MIB:.1f}" for kind in KINDS),
             f"{row['pieces']['s'] / max(row['whole']['s'], 1e-9):.2f}",
             f"{row['pieces']['s'] / before[key(row)]:.2f}" if key(row) in before else "-",
         ]
@@ -136,25 +129,18 @@ def text(found: list[Row]) -> list[str]:
 @click.option("--batch", "batches", default="1,32,128", show_default=True)
 @click.option("--all", "every", is_flag=True, help="Every network at hand.")
 @click.option("--table", "only_table", is_flag=True, help="Print the file's rows; make none.")
-@click.option("--before", is_flag=True, help="Plan whole batches alone; with an old checkout's packages.")
-def main(names: tuple[str, ...], devices: str, batches: str, every: bool, only_table: bool, before: bool) -> None:
-    path, kinds = (BEFORE, ("whole",)) if before else (RESULTS, ("whole", "pieces"))
+def main(names: tuple[str, ...], devices: str, batches: str, every: bool, only_table: bool) -> None:
     wanted = names or (tuple(everything()) if every else EIGHT)
-    of = [(name, batch) for name in wanted for batch in map(int, batches.split(","))]
-    for name, batch in () if only_table else of:
-        have = {row["device"] for row in known(path) if (row["network"], row["batch"]) == (name, batch)}
-        if left := [device for device in devices.split(",") if device not in have]:
-            try:
-                made = [alone(name, batch, device, kinds) for device in left]
-            except (ModelError, ValueError) as e:
-                click.echo(f"{name} at batch {batch}: {e}", err=True)
-                continue
-            with path.open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in made)
-            click.echo(f"{name} at batch {batch}", err=True)
-    if before:
-        return
-    shown = [r for r in known() if (r["network"], r["batch"]) in of and r["device"] in devices.split(",")]
+    cases = list(product(wanted, map(int, batches.split(",")), devices.split(",")))
+    have = set(map(key, known(RESULTS)))
+    for case in () if only_table else (case for case in cases if case not in have):
+        try:
+            add(RESULTS, [alone(*case)])
+        except (ModelError, ValueError) as e:
+            click.echo(f"{case[0]} at batch {case[1]}: {e}", err=True)
+            continue
+        click.echo(f"{case[0]} at batch {case[1]} on {case[2]}", err=True)
+    shown = [row for row in known(RESULTS) if key(row) in cases]
     click.echo("\n".join(text(sorted(shown, key=lambda r: (wanted.index(r["network"]), r["batch"], r["device"])))))
 
 

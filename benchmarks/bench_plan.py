@@ -175,52 +175,41 @@ BESIDE = "network", "launches before", "launches", "reformats", "predicted us", 
 
 def page(rows: Sequence[dict]) -> str:
     """Returns the rows as a Markdown table, which contains nothing of the machine that planned and emulated them."""
-    lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
-    for r in rows:
-        single = r["single_format"]
-        lines.append(
-            _line(
-                (
-                    r["network"],
-                    r["input"],
-                    r["kernels"],
-                    r["reformats"],
-                    r["moves"],
-                    f"{r['sparse']} / {r['eligible']}",
-                    f"{r['touched_bytes'] / 1e6:.1f}" if "touched_bytes" in r else "",
-                    f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}",
-                    "-" if r["all_dense_us"] is None else f"{r['all_dense_us']:.1f}",
-                    f"{single['us']:.1f} {single['format']}" if single else "",
-                    f"{r['greedy_us']:.1f}" if r["greedy_us"] else "",
-                )
-            )
+    cells = [
+        (
+            r["network"],
+            r["input"],
+            r["kernels"],
+            r["reformats"],
+            r["moves"],
+            f"{r['sparse']} / {r['eligible']}",
+            f"{r['touched_bytes'] / 1e6:.1f}" if "touched_bytes" in r else "",
+            _total(r),
+            "-" if r["all_dense_us"] is None else f"{r['all_dense_us']:.1f}",
+            "{us:.1f} {format}".format(**r["single_format"]) if r["single_format"] else "",
+            f"{r['greedy_us']:.1f}" if r["greedy_us"] else "",
         )
-    return "\n".join(lines)
+        for r in rows
+    ]
+    return markdown(COLUMNS, cells)
 
 
 def beside(rows: Sequence[dict]) -> str:
     """Returns the rows as a Markdown table beside the launches that the networks took before their layers were fused."""
-    before = json.loads(BEFORE.read_text())["networks"]
-    lines = [_line(BESIDE), _line(["---"] * len(BESIDE))]
+    before, cells = json.loads(BEFORE.read_text())["networks"], []
     for r in rows:
         limits = ", ".join(f"{bound} {share:.0%}" for bound, share in list(r["bounds"].items())[:3])
-        lines.append(
-            _line(
-                (
-                    r["network"],
-                    before[r["network"]] or "refused",
-                    r["kernels"],
-                    r["reformats"],
-                    f"{r['total_us']:.1f}{'' if r['status'] == 'proven' else ' ' + r['status']}",
-                    limits,
-                )
-            )
-        )
-    return "\n".join(lines)
+        counts = before[r["network"]] or "refused", r["kernels"], r["reformats"]
+        cells.append((r["network"], *counts, _total(r), limits))
+    return markdown(BESIDE, cells)
 
 
-def _line(cells: Sequence) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
+def _total(row: dict) -> str:
+    return f"{row['total_us']:.1f}{'' if row['status'] == 'proven' else ' ' + row['status']}"
+
+
+def markdown(header: Sequence, rows: Sequence[Sequence]) -> str:
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (header, ["---"] * len(header), *rows))
 
 
 @dataclass(frozen=True, slots=True)

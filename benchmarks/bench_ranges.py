@@ -23,13 +23,6 @@ DIGITS = Path(__file__).parent / "digits" / "digits_sparse.onnx"
 MIB = 1 << 20
 
 
-def opened(name: str) -> onnx.ModelProto:
-    """Returns the network with an open batch."""
-    if name == "digits":
-        return onnx.load(DIGITS)
-    return light.open_batch(light.light(name) if name.startswith("light_") else topologies.filled(name))
-
-
 def built(name: str, device: str, batches: tuple[int, ...], alike: bool = False) -> dict[str, Any]:
     """Builds an engine for one batch, or for a range of three; returns the seconds and bytes that the build took, and the bytes
     and plans that the engine holds.
@@ -38,11 +31,9 @@ def built(name: str, device: str, batches: tuple[int, ...], alike: bool = False)
     from gpu_runtime.building import chosen_sizes as choice
     from gpu_runtime.explain import points
 
-    proto = opened(name)
-    value = proto.graph.input[0]
-    image = tuple(d.dim_value for d in value.type.tensor_type.shape.dim)[1:]
-    sizes = tuple((n, *image) for n in batches)
-    asked = {value.name: sizes if sizes[1:] else sizes[0]}
+    made = onnx.load(DIGITS) if name == "digits" else light.light(name) if name in light.NAMES else topologies.filled(name)
+    proto, shapes = light.at_batch(made, 1)
+    asked = {x: tuple((n, *image) for n in batches) if batches[1:] else (*batches, *image) for x, (_, *image) in shapes.items()}
     engine = gr.build(proto, device=device, sparsity="enable", shapes=asked, batch_invariant=alike)
     stream = io.BytesIO()
     engine.save(stream)

@@ -7,35 +7,38 @@ seconds are the processor's, so that other programs count for little, and leave 
 """
 
 import argparse
-import json
+import importlib
 import os
 import platform
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import repeat
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks import processes
+
 SIDE, CHANNELS = 8, 16
 NODES = (1000, 5000, 20000)
 # stage -> (module, function) whose time is the stage's, less the time of other stages inside it.
 STAGES = {
-    "import": ("gpu_runtime.frontend.importer", "read"),
+    "import": ("gpu_runtime.frontend.importer", "load"),
+    "sizes": ("gpu_runtime.frontend.importer", "sized"),
     "fuse": ("gpu_runtime.fusion.fuse", "fuse"),
     "lower": ("gpu_runtime.lowering.lower", "lower"),
     "ranges": ("gpu_runtime.precision.ranges", "fit"),
     "alternatives": ("gpu_runtime.building.settle", "alternatives"),
     "tabulate": ("gpu_runtime.planning.tables", "tabulate"),
     "solve": ("gpu_runtime.building.planner", "solve"),
-    "rivals": ("gpu_runtime.planning.tables", "rivals"),
+    "rivals": ("gpu_runtime.planning.counterfactuals", "rivals"),
     "reasons": ("gpu_runtime.explain.reasons", "sparsity"),
     "assemble": ("gpu_runtime.assembly.assemble", "assemble"),
     "store": ("gpu_runtime.explain.what_if", "store"),
@@ -183,9 +186,7 @@ def stage_seconds() -> Iterator[dict[str, float]]:
     """Yields stage -> the processor's seconds of each of STAGES inside the block, without the time of other stages that it
     calls.
     """
-    import importlib
-
-    spent, inner, undo = dict.fromkeys(STAGES, 0.0), [], []
+    spent, inner = dict.fromkeys(STAGES, 0.0), []
 
     def timed(stage: str, function: Callable) -> Callable:
         def call(*args, **options):
@@ -201,15 +202,11 @@ def stage_seconds() -> Iterator[dict[str, float]]:
 
         return call
 
-    for stage, (module, name) in STAGES.items():
-        where = importlib.import_module(module)
-        undo.append((where, name, getattr(where, name)))
-        setattr(where, name, timed(stage, getattr(where, name)))
-    try:
+    with ExitStack() as patches:
+        for stage, (module, name) in STAGES.items():
+            where = importlib.import_module(module)
+            patches.enter_context(mock.patch.object(where, name, timed(stage, getattr(where, name))))
         yield spent
-    finally:
-        for where, name, function in undo:
-            setattr(where, name, function)
 
 
 def run(kind: str, nodes: int, sparsity: str, device: str) -> dict:
@@ -243,32 +240,14 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=tuple(KINDS))
     parser.add_argument("--sparsity", default="enable", choices=("disable", "enable", "force"))
     parser.add_argument("--device", default="h200")
-    parser.add_argument("--one", action="store_true", help="build one kind in this process and print JSON")
     args = parser.parse_args()
-    if args.one:
-        print(json.dumps(run(args.kinds[0], args.nodes[0], args.sparsity, args.device)))
-        return
     print("kind      nodes layers  total " + " ".join(f"{s[:7]:>7}" for s in STAGES) + " ms/node peak MB", flush=True)
-    for kind in args.kinds:
-        for nodes in args.nodes:
-            command = (
-                sys.executable,
-                "-m",
-                "benchmarks.bench_scale",
-                "--one",
-                "--kinds",
-                kind,
-                "--nodes",
-                str(nodes),
-                "--sparsity",
-                args.sparsity,
-                "--device",
-                args.device,
-            )
-            row = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    cases = [(kind, nodes) for kind in args.kinds for nodes in args.nodes]
+    with processes.pool(1, 1) as pool:
+        for row in pool.map(run, *zip(*cases, strict=True), repeat(args.sparsity), repeat(args.device)):
             stages = " ".join(f"{s:7.2f}" for s in row["stages"].values())
             print(
-                f"{kind:9} {nodes:5} {row['layers']:6} {row['seconds']:6.1f} {stages} {row['ms_per_node']:7.2f} "
+                f"{row['kind']:9} {row['nodes']:5} {row['layers']:6} {row['seconds']:6.1f} {stages} {row['ms_per_node']:7.2f} "
                 f"{row['peak_mb']:7.0f}",
                 flush=True,
             )

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import click
 
 from benchmarks import processes
-from benchmarks.cycles import KERNELS, LAYER, TILES, ours, tactic
+from benchmarks.cycles import BYTES, KERNELS, LAYER, STRIPS, TILES, ours, tactic
 from benchmarks.simulator.machine import CENTRE, LOADED, LOADED_SWEEP, SWEEP, Machine, Residency, interval, machine, residency
 from benchmarks.simulator.sass import Instruction, ToolMissing
 from benchmarks.simulator.simulate import share_of, steady_of
@@ -29,6 +29,7 @@ from cuda_kernels.compile import CompileError, nvrtc_version, source_hash
 from cuda_kernels.device import NAMED, Device
 from cuda_kernels.files import write
 from cuda_kernels.shares import ALIKE, LOOPS, TABLE, machine_name, table
+from tactics.families.conv_bytes import SOURCES, of_bytes
 from tactics.families.conv_gemm import conv_smem, tile_reason
 from tactics.families.strips import geometry
 from tactics.format import HALF_FORMATS
@@ -61,13 +62,16 @@ class Loop:
         return replace(vectors, ins=(PLANES,)) if self.name == "linear" else vectors
 
     def fits(self, device: Device) -> bool:
-        if self.kernel not in TILES:
+        if self.kernel in STRIPS:
             return not geometry.tile_reason(LAYER, self.tactic, device)
-        return not tile_reason(self.tactic, device, PROLOGUES.get(self.name, Prologue()))
+        alone = self.kernel not in BYTES or of_bytes(device) == device
+        return alone and not tile_reason(self.tactic, device, PROLOGUES.get(self.name, Prologue()))
 
     @property
     def machines(self) -> dict[str, Device]:
-        """Returns name -> device for the machines on which the tile fits."""
+        """Returns name -> device for the machines on which the tile fits; of bytes without GeForce cards, which multiply them
+        as workstation cards do.
+        """
         return {name: device for name, device in MACHINES.items() if self.fits(device)}
 
 
@@ -83,7 +87,7 @@ def simulated(loop: Loop, sm: str, known: Mapping[str, list]) -> dict[str, list]
     for name, device in machines.items():
         r = replace(residency(device, code.threads, code.registers, code.smem + more), limit="")
         at, swept = replace(machine(device), device=""), loop.name == "vectors" and name in SWEPT
-        digest = _hash(once, r, at, swept)
+        digest = _hash(once, r, *_figures(loop.kernel, at), swept)
         rows[name] = known.get(digest) or [digest, *_shares(loop, once, r, at, swept)]
     return rows
 
@@ -152,6 +156,11 @@ def _hash(once: Sequence[Instruction], *rest: object) -> str:
     return digest.hexdigest()[:8]
 
 
+def _figures(kernel: str, at: Machine) -> tuple:
+    """Returns the machine as hashes have it, for loops of bytes with their rate, which its text lacks."""
+    return (at, at.bytes_per_clk) if kernel in BYTES else (at,)
+
+
 def of_loop(loop: Loop, sms: Sequence[str], known: Mapping[str, list]) -> tuple[Loop, dict[str, list]]:
     """Returns (the loop, machine -> its row)."""
     rows: dict[str, list] = {}
@@ -162,8 +171,8 @@ def of_loop(loop: Loop, sms: Sequence[str], known: Mapping[str, list]) -> tuple[
 
 def source(kernel: str) -> str:
     """Hashes the kernel's sources and the simulated machines."""
-    figures = [(name, machine(device)) for name, device in MACHINES.items()]
-    return hashlib.sha256(repr((source_hash(kernel), figures, CENTRE, SWEEP, SWEPT)).encode()).hexdigest()
+    figures = [(name, *_figures(kernel, machine(device))) for name, device in MACHINES.items()]
+    return hashlib.sha256(repr((source_hash(SOURCES.get(kernel, kernel)), figures, CENTRE, SWEEP, SWEPT)).encode()).hexdigest()
 
 
 def loops() -> Iterator[Loop]:
@@ -245,15 +254,16 @@ def _known(kernels: Mapping[str, Mapping], loop: Loop) -> dict[str, list]:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--sm", "sms", multiple=True, type=click.Choice(ARCHITECTURES), help="architectures; default: all")
 @click.option("--print", "only_print", is_flag=True, help="print the table instead of writing it")
-@click.option("--loaded", is_flag=True, help="print what a loaded L2 would make of the loops of vectors; nothing is written")
+@click.option("--loaded", is_flag=True, help="print what a loaded L2 would make of FP16's loops of vectors; nothing is written")
 def main(sms: tuple[str, ...], only_print: bool, loaded: bool) -> None:
-    """Simulate the main loops of conv_dense and conv_sparse24, and of strips."""
+    """Simulate the main loops of conv_dense and conv_sparse24, of FP16 and of bytes, and of strips."""
     if sms and not only_print:
         raise click.UsageError("--sm: expected with --print; the table that is written has all architectures")
     try:
         if loaded:
+            plain = [x for x in loops() if x.name == "vectors" and x.kernel not in BYTES]
             with processes.pool(PROCESSES) as pool:
-                return click.echo(load_table(list(pool.map(under_load, [x for x in loops() if x.name == "vectors"]))))
+                return click.echo(load_table(list(pool.map(under_load, plain))))
         version = nvrtc_version()
         known = table().get(version, {})
         if only_print:

@@ -4,6 +4,7 @@
     python -m benchmarks.cycles conv_sparse24 256x128x64_w4x2_s3 --device rtx4090 --brief
     python -m benchmarks.cycles conv_strip_sparse24 128x256x64 -D COPIES=1     # pixels of a strip that a thread copies per turn
     python -m benchmarks.cycles conv_dense 128x128x32_w2x4_s4 -D GATE=1        # another compile-time value
+    python -m benchmarks.cycles conv_dense_int8 128x256x32 --device l4         # of whole numbers of 8 bits, 2 * 32 channels
     python -m benchmarks.cycles conv_dense_sm90 128x256x64_w8x1_s4             # Hopper's asynchronous products
     python -m benchmarks.cycles conv_sparse24_sm90 128x224x64_w8x1_s7_b1x14x16 # the same of a strip
     python -m benchmarks.cycles out/gemm.cubin --threads 256 --smem 73728      # any cubin
@@ -47,8 +48,9 @@ from benchmarks.simulator.steps import GROUP_WARPS
 from benchmarks.simulator.warpgroups import Ring, ring
 from cuda_kernels.compile import CompileError, compile_kernel
 from cuda_kernels.device import Device, named
+from tactics.families import conv_bytes
 from tactics.families.hopper import conv_wgmma, ends
-from tactics.format import HALF_FORMATS
+from tactics.format import HALF_FORMATS, Format
 from tactics.kernels import KERNELS as EVERY_KERNEL
 from tactics.launches import launches
 from tactics.problems.epilogue import Activation, Epilogue
@@ -58,7 +60,9 @@ from tactics.tactic import Tactic, Tile
 from tactics.tiles import DENSE_TILES, SPARSE_TILES, STRIP_DENSE_TILES, STRIP_SPARSE_TILES
 
 TILES = {"conv_dense": DENSE_TILES, "conv_sparse24": SPARSE_TILES}
-KERNELS = TILES | {"conv_strip": STRIP_DENSE_TILES, "conv_strip_sparse24": STRIP_SPARSE_TILES}
+STRIPS = {"conv_strip": STRIP_DENSE_TILES, "conv_strip_sparse24": STRIP_SPARSE_TILES}
+BYTES = {kernel: TILES[source] for kernel, source in conv_bytes.SOURCES.items()}
+KERNELS = TILES | STRIPS | BYTES
 HOPPER = conv_wgmma.TILES
 NAME = re.compile(r"(\d+)x(\d+)x(\d+)_w(\d+)x(\d+)_s(\d+)")  # of kernels without clusters
 LAYER = ConvProblem(
@@ -132,20 +136,22 @@ def tile(kernel: str, text: str) -> Tile:
 
 
 def tactic(kernel: str, at: Tile) -> Tactic:
-    return Tactic(kernel, at, (VECTORS,), VECTORS)
+    vectors = Format("int8", "hwc16") if kernel in BYTES else VECTORS
+    return Tactic(kernel, at, (vectors,), vectors)
 
 
 def ours(kernel: str, at: Tile, sm: str, defined: Mapping[str, int], layer: ConvProblem = LAYER) -> Code:
-    """Returns our kernel's code as it is launched for a layer, a 3x3 convolution with bias and ReLU; `defined`: compile-time
-    values that replace the usual ones.
+    """Returns our kernel's code as it is launched for a layer, a 3x3 convolution with bias and ReLU, that of bytes with their
+    own epilogue; `defined`: compile-time values that replace the usual ones.
     """
-    (launch,) = launches(layer, tactic(kernel, at))
+    end = conv_bytes.QUANTIZED if kernel in BYTES else layer.epilogue
+    (launch,) = launches(replace(layer, epilogue=end), tactic(kernel, at))
     if not isinstance(launch, Launch):
         raise TypeError(f"{kernel} is a library's function: expected a kernel")
     values: dict[str, int | str] = {**dict(launch.values), **defined}
-    compiled = compile_kernel(kernel, values, sm)
+    compiled = compile_kernel(launch.kernel, values, sm)
     extra = "".join(f" {name}={value}" for name, value in defined.items())
-    code = program(compiled.cubin, kernel)
+    code = program(compiled.cubin, launch.kernel)
     smem = launch.smem + compiled.static_smem
     stages = None
     if kernel in HOPPER:
@@ -303,8 +309,8 @@ class Asked:
 @click.option("--brief", is_flag=True, help="without the listing and the sweep")
 @click.option("--figures", is_flag=True, help="what the simulated SM is, with sources, and nothing else")
 def main(**given: Any) -> None:
-    """Simulate KERNEL's main loop: conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24, or Hopper's conv_dense_sm90 or
-    conv_sparse24_sm90, with a TILE, or a file that ends in .cubin."""
+    """Simulate KERNEL's main loop: conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24, of bytes conv_dense_int8,
+    conv_sparse24_int8, or Hopper's conv_dense_sm90 or conv_sparse24_sm90, with a TILE, or a file that ends in .cubin."""
     asked = Asked(**given)
     try:
         on = (

@@ -8,7 +8,6 @@ benchmarks.bench_plan has it; "all": every network that benchmarks.plan_records 
 `gpu-runtime inspect --gap`: each product and byte once, at the device's peak rates. All times are predicted.
 """
 
-import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ import gpu_runtime as gr
 from benchmarks import processes
 from benchmarks.bench_plan import find
 from benchmarks.plan_records import SLOW, everything
+from benchmarks.rewrite_gains import keep, known
 from gpu_runtime.explain.gaps import FAR, LONG_US, alike, by_kind, gaps
 
 WHY = {  # kernels whose launches may be far from their floors, and the reason
@@ -91,17 +91,12 @@ def _short(layer: str) -> str:
 @click.option("--table", "only_table", is_flag=True, help="Print what the file says.")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, show_default=True)
 def main(names: Sequence[str], device: str, sparsity: str, jobs: int, only_table: bool, out: Path) -> None:
-    known = json.loads(out.read_text()) if out.exists() else {"networks": {}}
-    if not only_table and (known.get("device", device), known.get("sparsity", sparsity)) != (device, sparsity):
-        raise click.UsageError(f"{out} has plans for {known['device']}, {known['sparsity']}: give another --out")
-    networks = known["networks"]
+    networks = known(out, {} if only_table else {"device": device, "sparsity": sparsity})
     wanted = () if only_table else sorted([*everything(), *SLOW]) if names == ("all",) else names
     with processes.pool(jobs) as pool:
         for name, row in zip(wanted, pool.map(measure, wanted, *([v] * len(wanted) for v in (device, sparsity))), strict=True):
             networks[name] = row
-            rows = ",\n".join(f"{json.dumps(n)}: {json.dumps(networks[n])}" for n in sorted(networks))
-            head = f'"device": "{device}", "sparsity": "{sparsity}", "times": "predicted"'
-            out.write_text(f'{{{head},\n"networks": {{\n{rows}\n}}}}\n')
+            keep(out, networks, device, sparsity)
             click.echo(f"{name}: {len(row['far'])} far", err=True)
     click.echo("\n".join(table(networks)))
 

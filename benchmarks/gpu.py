@@ -15,16 +15,14 @@ import argparse
 import importlib.util
 import json
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import hardware
-from benchmarks.processes import ROOT, run
+from benchmarks.processes import ROOT, program, run
 from cuda_kernels import files
 from cuda_kernels.compile import compile_many, source_hash
 from cuda_kernels.device import Device, current, why_no_gpu
@@ -96,8 +94,7 @@ def _no_torch() -> str:
 def _no_program(name: str) -> str:
     if timing.is_emulated():
         return f"{name} needs NVIDIA's driver"
-    found = shutil.which(name) or glob(f"/usr/local/cuda*/bin/{name}")
-    return "" if found else f"{name} is neither on PATH nor in /usr/local/cuda*/bin"
+    return "" if program(name) else f"{name} is neither on PATH nor in /usr/local/cuda*/bin"
 
 
 NEEDS: dict[str, Callable[[], str]] = {  # need -> a function that says why it is not there, or ""

@@ -22,15 +22,16 @@ import onnx
 
 import gpu_runtime as gr
 from benchmarks import hardware
+from benchmarks.networks import Net
 from cuda_kernels.device import Device, current
-from cuda_kernels.launch import Emulated
 from gpu_runtime.building import build as building
+from gpu_runtime.building.in_network import replay_us
 from gpu_runtime.engine import Engine
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.findings import Solution, SparsityRecord
 from tactics import codec
 from tactics.measure.race import times_of
-from tactics.measure.timing import Predicted, Time, Timer
+from tactics.measure.timing import Around, Predicted, Time, Timer
 from tactics.problems.problem import Problem
 from tactics.tactic import Tactic, Tile
 
@@ -75,17 +76,9 @@ def cases(small: bool, out: Path) -> tuple[list[Case], str]:
 
 def two_layers(path: Path) -> Path:
     """Saves a network of a convolution, a ReLU and a convolution; returns its path."""
-    rng, make = np.random.default_rng(0), onnx.helper
-    shapes = {"w1": (32, 16, 3, 3), "w2": (16, 32, 1, 1)}
-    weights = [onnx.numpy_helper.from_array(rng.normal(0, 0.1, s).astype(np.float32), name) for name, s in shapes.items()]
-    nodes = [
-        make.make_node("Conv", ["x", "w1"], ["a"], name="first", pads=[1] * 4),
-        make.make_node("Relu", ["a"], ["b"]),
-        make.make_node("Conv", ["b", "w2"], ["logits"], name="second"),
-    ]
-    x, y = (make.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (1, 16, 6, 6)) for name in ("x", "logits"))
-    graph = make.make_graph(nodes, "two_layers", [x], [y], weights)
-    onnx.save(make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8), path)
+    n = Net("two_layers", (1, 16, 6, 6))
+    x = n.relu(n.conv("x", "first", 32, bias=False), "relu")
+    onnx.save(n.finish(n.conv(x, "second", 16, 1, bias=False)), path)
     return path
 
 
@@ -106,11 +99,8 @@ def few(tactics: Iterable[Tactic]) -> list[Tactic]:
     return [t for _, t in smallest.values()]
 
 
-class Few:
+class Few(Around):
     """A timer that times few of the tactics that it is asked for, as if the others could not run."""
-
-    def __init__(self, timer: Timer) -> None:
-        self.timer, self.driver, self.failures, self.zeros = timer, timer.driver, timer.failures, timer.zeros
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> Mapping[Tactic, Time]:
         return self.timer(problem, few(tactics))
@@ -118,18 +108,10 @@ class Few:
     def prepare(self, work: Iterable[tuple[Problem, Sequence[Tactic]]]) -> None:
         self.timer.prepare((problem, few(tactics)) for problem, tactics in work)
 
-    def close(self) -> None:
-        self.timer.close()
-
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
-        return self.timer.refine(pairs)
-
-    def remembered(self, *asked: Any) -> Time:
-        return self.timer.remembered(*asked)
-
-    @property
-    def early(self) -> bool:
-        return self.timer.early
+        changed = self.timer.refine(pairs)
+        self.early = self.timer.early
+        return changed
 
 
 class Collecting(Predicted):
@@ -228,7 +210,7 @@ def network(case: Case, row: dict[str, Any], cache: Path, small: bool, save: Cal
         with engine.context() as ctx:
             outputs = ctx.run(feeds)
             row["finite"] = all(bool(np.isfinite(v).all()) for v in outputs.values())
-            row["network_us"] = replay_us(ctx, 5 if small else 50)
+            row["network_us"] = replay_times(ctx, 5 if small else 50)
             save()
             per_layer = ctx.profile(feeds, 2 if small else 10)
         row["layers"] = [
@@ -286,22 +268,9 @@ def feeds_for(engine: Engine, path: Path) -> dict[str, np.ndarray]:
     return feeds
 
 
-def sample_us(ctx: Context) -> float:
-    """Returns the microseconds of one replay of the context's graph, inputs already in place."""
-    gpu = ctx.gpu
-    if isinstance(gpu, Emulated):
-        raise TypeError("replays are timed on a GPU, got the emulator")
-    start, stop = gpu.cupy.cuda.Event(), gpu.cupy.cuda.Event()
-    start.record(gpu.stream)
-    ctx.replay()
-    stop.record(gpu.stream)
-    stop.synchronize()
-    return 1e3 * float(gpu.cupy.cuda.get_elapsed_time(start, stop))
-
-
-def replay_us(ctx: Context, count: int = 50) -> dict[str, Any]:
+def replay_times(ctx: Context, count: int) -> dict[str, Any]:
     """Returns the median and quantiles of a replay of the context's graph, inputs already in place."""
-    times = [sample_us(ctx) for _ in range(count + 5)][5:]
+    times = [replay_us(ctx) for _ in range(count + 5)][5:]
     return {**times_of(times, 2), "what": "one graph replay between two events, launch included"}
 
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -129,29 +130,22 @@ def convolutions(data: dict[str, Any]) -> Iterator[str]:
     yield table(data["rows"])
 
 
+# The tables of rows whose module has none of its own for a result of theirs.
+TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
+    "benchmarks.bench_networks": built_networks,
+    "benchmarks.experiments.hardware_tests": tested,
+    "benchmarks.experiments.right": right,
+    "benchmarks.gpu_networks": older_networks,
+    "benchmarks.bench_conv": convolutions,
+}
+
+
 def tables() -> dict[str, Callable[[dict[str, Any]], Iterator[str]]]:
     """Returns a row's file -> the function that makes lines of it."""
-    from benchmarks import gpu_facts
-    from benchmarks.experiments import changed, counters, early, layers, peers
+    from benchmarks.gpu import ROWS
 
-    return {
-        "right.json": right,
-        "compute_bound.json": layers.table,
-        "measured.json": built_networks,
-        "early.json": early.table,
-        "peers.json": peers.table,
-        "untimed.json": changed.table,
-        "batches.json": built_networks,
-        "facts.json": gpu_facts.table,
-        "counters.json": counters.table,
-        "measured_1.json": built_networks,
-        "tests.json": tested,
-        "changed.json": changed.table,
-        "sanitizer.json": tested,
-        "compiled.json": built_networks,
-        "networks.json": older_networks,
-        "conv.json": convolutions,
-    }
+    modules = {row.file: row.words.split()[0] for row in ROWS if row.name != "operators"}  # printed as it runs
+    return {file: TABLES.get(name) or import_module(name).table for file, name in modules.items()}
 
 
 def shown(folder: Path) -> Iterator[str]:

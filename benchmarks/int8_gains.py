@@ -4,7 +4,7 @@
 
 Times are sums over the 52 convolutions behind the stem, each by its fastest tactic with vectors in and out. INT8 reads and
 writes bytes, and the residual is bytes too; 2:4 may be dense where that is faster. No GPU has timed our products of bytes:
-their main loops are taken to reach the simulated share of the peak that FP16's reach (tactics/families/conv_bytes.py).
+the shares of the peak that their main loops reach are simulated from machine code (docs/cycles.md), as FP16's are.
 """
 
 import argparse

@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from gpu_runtime.frontend.load import inputs_of
+
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("light_*.onnx")))
 
@@ -24,13 +26,9 @@ def _around(centre: float):
     return lambda rng, shape: centre * (0.5 + rng.random(shape))
 
 
-def _he(rng, shape):
-    return math.sqrt(2 / math.prod(shape[1:])) * rng.standard_normal(shape)
-
-
 # (operator, number of the input) -> a function that draws a weight of a shape
 VALUES = {
-    ("Conv", 1): _he,
+    ("Conv", 1): lambda rng, shape: math.sqrt(2 / math.prod(shape[1:])) * rng.standard_normal(shape),  # He-normal
     ("Conv", 2): _centred(0.1),
     ("Gemm", 1): lambda rng, shape: rng.standard_normal(shape) / math.sqrt(shape[1]),
     ("Gemm", 2): _centred(0.1),
@@ -68,21 +66,25 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
     kept = [node for node in graph.node if node.op_type != "ConstantOfShape"]
     weights = [numpy_helper.from_array(drawn(tensor, shape), tensor) for tensor, shape in shapes.items() if tensor in uses]
     weights += [t for t in graph.initializer if t.name not in gone]
-    inputs = [value for value in graph.input if value.name not in stored]
-    made = helper.make_graph(kept, name, inputs, graph.output, weights)
+    made = helper.make_graph(kept, name, inputs_of(graph), graph.output, weights)
     return helper.make_model(made, opset_imports=model.opset_import, ir_version=8)
 
 
 def first_input(model: onnx.ModelProto) -> str:
-    """Returns the name of the first input; in old files weights are inputs too."""
-    stored = {t.name for t in model.graph.initializer}
-    return next(v.name for v in model.graph.input if v.name not in stored)
+    return inputs_of(model.graph)[0].name
+
+
+def at_batch(model: onnx.ModelProto, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[int, ...]]]:
+    """Returns (the model with a dynamic batch, the name and shape of its first input with this many images)."""
+    made = open_batch(model)
+    first = inputs_of(made.graph)[0]
+    return made, {first.name: (batch, *(d.dim_value for d in list(first.type.tensor_type.shape.dim)[1:]))}
 
 
 def open_batch(model: onnx.ModelProto) -> onnx.ModelProto:
     """Returns the model with a dynamic batch, of its first input and of each Reshape to one row."""
-    stored, inputs = {t.name: t for t in model.graph.initializer}, model.graph.input
-    for value in (*(v for v in inputs if v.name not in stored), *model.graph.output):
+    stored = {t.name: t for t in model.graph.initializer}
+    for value in (*inputs_of(model.graph), *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "N"
     del model.graph.value_info[:]
     for node in model.graph.node:

@@ -6,7 +6,7 @@ forum thread on two convolutions with 2:4 weights that TensorRT ran dense (`foru
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,33 +106,32 @@ def super_resolution(h: int = 720, w: int = 1280) -> onnx.ModelProto:
 def resnet50(batch: int = 1, groups: int = 1, size: int = 224) -> onnx.ModelProto:
     """Returns ResNet-50 v1.5; `groups`: the number of groups of every 3x3 convolution."""
     n = Net(f"resnet50_g{groups}", (batch, 3, size, size))
-    x = n.relu(n.norm(n.conv("x", "stem/conv", 64, 7, 2, bias=False), "stem/bn"), "stem/relu")
-    x = n.add("MaxPool", [x], "stem/pool", 64, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    for stage, (width, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), 1):
-        for b in range(blocks):
-            at, stride = f"s{stage}b{b}", 2 if b == 0 and stage > 1 else 1
-            y = n.relu(n.norm(n.conv(x, f"{at}/conv1", width, 1, bias=False), f"{at}/bn1"), f"{at}/relu1")
-            y = n.relu(n.norm(n.conv(y, f"{at}/conv2", width, 3, stride, groups, bias=False), f"{at}/bn2"), f"{at}/relu2")
-            y = n.norm(n.conv(y, f"{at}/conv3", 4 * width, 1, bias=False), f"{at}/bn3")
-            if b == 0:
-                x = n.norm(n.conv(x, f"{at}/proj", 4 * width, 1, stride, bias=False), f"{at}/proj_bn")
-            x = n.relu(n.add("Add", [y, x], f"{at}/add", 4 * width), f"{at}/relu3")
-    return n.finish(_classifier(n, x))
+    return _resnet(n, (3, 4, 6, 3), lambda width, stride: ((width, 1, 1, 1), (width, 3, stride, groups), (4 * width, 1, 1, 1)))
 
 
 def resnet18(batch: int = 10, size: int = 224) -> onnx.ModelProto:
     """Returns ResNet-18."""
-    n = Net("resnet18", (batch, 3, size, size))
+    return _resnet(
+        Net("resnet18", (batch, 3, size, size)), (2,) * 4, lambda width, stride: ((width, 3, stride, 1), (width, 3, 1, 1))
+    )
+
+
+def _resnet(n: Net, blocks: Sequence[int], block: Callable[[int, int], Sequence[tuple[int, int, int, int]]]) -> onnx.ModelProto:
+    """Returns a ResNet with this many blocks in each stage. `block`: (width of the stage, stride) -> (channels, kernel, stride,
+    groups) of each convolution of a block.
+    """
     x = n.relu(n.norm(n.conv("x", "stem/conv", 64, 7, 2, bias=False), "stem/bn"), "stem/relu")
     x = n.add("MaxPool", [x], "stem/pool", 64, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
-    for stage, width in enumerate((64, 128, 256, 512), 1):
-        for b in range(2):
-            at, stride = f"s{stage}b{b}", 2 if b == 0 and stage > 1 else 1
-            y = n.relu(n.norm(n.conv(x, f"{at}/conv1", width, 3, stride, bias=False), f"{at}/bn1"), f"{at}/relu1")
-            y = n.norm(n.conv(y, f"{at}/conv2", width, 3, bias=False), f"{at}/bn2")
-            if stride == 2:
-                x = n.norm(n.conv(x, f"{at}/proj", width, 1, 2, bias=False), f"{at}/proj_bn")
-            x = n.relu(n.add("Add", [y, x], f"{at}/add", width), f"{at}/relu2")
+    for stage, count in enumerate(blocks):
+        for b in range(count):
+            at, stride, y = f"s{stage + 1}b{b}", 2 if b == 0 and stage else 1, x
+            convs = block(64 << stage, stride)
+            for i, (k, r, step, groups) in enumerate(convs, 1):
+                y = n.norm(n.conv(y, f"{at}/conv{i}", k, r, step, groups, bias=False), f"{at}/bn{i}")
+                y = n.relu(y, f"{at}/relu{i}") if i < len(convs) else y
+            if stride == 2 or n.channels[x] != k:
+                x = n.norm(n.conv(x, f"{at}/proj", k, 1, stride, bias=False), f"{at}/proj_bn")
+            x = n.relu(n.add("Add", [y, x], f"{at}/add", k), f"{at}/relu{len(convs)}")
     return n.finish(_classifier(n, x))
 
 

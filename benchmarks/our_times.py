@@ -26,12 +26,13 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest import mock
 
 from cuda_kernels import files
 from cuda_kernels.device import Device, named
@@ -95,18 +96,14 @@ def tiles_as_timed() -> Iterator[None]:
     """In the block, Hopper tiles have the prices of their timed form: threads store without stmatrix, products include zeros,
     2:4 loops load weights behind copies.
     """
-    today = ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps
-    ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps = lambda *_: False, 1.0, lambda *_: conv_wgmma.K_STAGE // 16
-    conv_wgmma.stage = loop_as_timed
-    try:
+    loops: dict[str, Any] = {"k_steps": lambda *_: conv_wgmma.K_STAGE // 16, "stage": loop_as_timed}
+    with ExitStack() as after:
         for cached in (conv_wgmma._limits, predict_alike):
             cached.cache_clear()
+            after.callback(cached.cache_clear)
+        after.enter_context(mock.patch.multiple(ends, stored_by_tma=lambda *_: False, BY_STMATRIX=1.0))
+        after.enter_context(mock.patch.multiple(conv_wgmma, **loops))
         yield
-    finally:
-        ends.stored_by_tma, ends.BY_STMATRIX, conv_wgmma.k_steps = today
-        conv_wgmma.stage = stage
-        for cached in (conv_wgmma._limits, predict_alike):
-            cached.cache_clear()
 
 
 def predictions(rows: list[Timed], device: Device) -> dict[Timed, float]:

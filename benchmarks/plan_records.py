@@ -15,7 +15,7 @@ import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -87,6 +87,11 @@ def differences(row: str, then: dict[str, object] | None, now: dict[str, object]
     return f"{row}: {', '.join(changes)}" if changes else ""
 
 
+def by_line(rows: Mapping[str, object]) -> str:
+    """Returns a JSON object with a line for each entry, sorted by key."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(rows[key])}" for key in sorted(rows)) + "\n}"
+
+
 def everything() -> list[str]:
     models = [path.stem for path in MODELS.glob("*.onnx")]
     return sorted([*models, *NETWORKS, *(n for n in light.NAMES if n not in SLOW), *topologies.NAMES])
@@ -110,8 +115,7 @@ def held(
                 known[row] = now
             click.echo(f"{name}: looked at", err=True)
     if write:
-        kept = {row: known[row] for row in sorted(known) if names or row.split()[0] in wanted}
-        records.write_text("{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in kept.items()) + "\n}\n")
+        records.write_text(by_line({row: now for row, now in known.items() if names or row.split()[0] in wanted}) + "\n")
     return different
 
 

@@ -3,10 +3,12 @@
 A process that answers requests is a `tactics.measure.child`."""
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 from concurrent.futures import ProcessPoolExecutor
+from glob import glob
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -43,6 +45,11 @@ def checked(command: list[str], seconds: float, env: dict[str, str] | None = Non
     if code is None:
         raise RuntimeError(f"{command[2]} did not end within {seconds:.0f} s: {text[-800:].strip()}")
     return text
+
+
+def program(name: str) -> str:
+    """Returns the path of a program of the CUDA toolkit; "" if it is neither on PATH nor in /usr/local/cuda*/bin."""
+    return shutil.which(name) or next(iter(sorted(glob(f"/usr/local/cuda*/bin/{name}"))), "")
 
 
 def pool(jobs: int, tasks_of_each: int | None = None) -> ProcessPoolExecutor:

@@ -10,19 +10,19 @@ without it takes longer; or why the network cannot be built without it. A rewrit
 benchmarks.plan_records knows. `--table` prints a line of the file for each rewrite.
 """
 
-import importlib
 import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
 
 from benchmarks.bench_plan import find
-from benchmarks.plan_records import everything
+from benchmarks.plan_records import by_line, everything
 from cuda_kernels.device import named
 from gpu_runtime.building.fit import fit
 from gpu_runtime.building.load import lowered
@@ -82,37 +82,32 @@ IMPORTS: dict[str, tuple[str, str, Callable[..., Any]]] = {
 # fmt: on
 
 
-@contextmanager
-def without(module: str, function: str, instead: Callable[..., Any]) -> Iterator[None]:
-    """In the block, `instead` replaces one function of a module."""
-    home = importlib.import_module(module)
-    before = getattr(home, function)
-    setattr(home, function, instead)
-    try:
-        yield
-    finally:
-        setattr(home, function, before)
+def fitted(path: Path, shapes: Any, prune: bool = False) -> Network:
+    """Returns the network of a model, lowered and fitted to FP16's range, before rewrites. `prune`: its weights become 2:4."""
+    loaded = importer.load(path, prune=prune)
+    return fit(loaded, lowered(loaded, shapes), None, ignore)[0]
+
+
+def planner_of(network: Network, device: str, sparsity: Sparsity = "disable") -> Planner:
+    """Returns a planner with predicted times; inputs and outputs are linear."""
+    ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
+    return Planner(named(device), make_timer(named(device)), BuildOptions(sparsity=sparsity), ends)
 
 
 def gains(path: Path, shapes: Any, device: str, sparsity: Sparsity, fires: bool = False) -> dict[str, Any]:
     """Returns the row of one network; `fires`: without plans."""
 
-    def read() -> Network:
-        loaded = importer.load(path, prune=sparsity == "force")
-        return fit(loaded, lowered(loaded, shapes), None, ignore)[0]
-
     def total(network: Network) -> float:
-        ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
-        planner = Planner(target, make_timer(target), BuildOptions(sparsity=sparsity), ends)
-        return planner(network)[1].total_ps / 1e6
+        return planner_of(network, device, sparsity)(network)[1].total_ps / 1e6
 
-    target, plain = named(device), read()
+    read = partial(fitted, path, shapes, sparsity == "force")
+    plain = read()
     whole = alternatives(plain)
     us = 0.0 if fires else total(whole)
     rows: dict[str, Any] = {}
-    for name, how in (WITHOUT if fires else WITHOUT | IMPORTS).items():
+    for name, (module, function, instead) in (WITHOUT if fires else WITHOUT | IMPORTS).items():
         try:
-            with without(*how):
+            with mock.patch(f"{module}.{function}", instead):
                 other = alternatives(plain if name in WITHOUT else read())
             if changed := _different(whole, other):
                 rows[name] = {"ops": changed} | ({} if fires else {"gain_percent": round(100 * (total(other) / us - 1), 2)})
@@ -125,6 +120,19 @@ def _different(network: Network, other: Network) -> int:
     """Returns the number of ops that only one of the two networks has, of the network with more of them."""
     ops = [{(op.name, op.problem, op.inputs, op.output, op.when) for op in each.ops} for each in (network, other)]
     return max(len(ops[0] - ops[1]), len(ops[1] - ops[0]))
+
+
+def known(path: Path, asked: dict[str, str]) -> dict[str, Any]:
+    """Returns network -> row of a file that `keep` wrote; {} without a file. Raises UsageError for other plans than `asked`."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {**asked, "networks": {}}
+    if any(found[option] != value for option, value in asked.items()):
+        raise click.UsageError(f"{path} has plans for {found['device']}, {found['sparsity']}: give another --out")
+    return dict(found["networks"])
+
+
+def keep(path: Path, networks: dict[str, Any], device: str, sparsity: str) -> None:
+    head = f'"device": "{device}", "sparsity": "{sparsity}", "times": "predicted"'
+    path.write_text(f'{{{head},\n"networks": {by_line(networks)}}}\n')
 
 
 def table(networks: dict[str, Any]) -> Iterator[str]:
@@ -146,16 +154,12 @@ def table(networks: dict[str, Any]) -> Iterator[str]:
 @click.option("--table", "only_table", is_flag=True, help="Print what the file says of each rewrite.")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, show_default=True)
 def main(names: Sequence[str], device: str, sparsity: Sparsity, fires: bool, only_table: bool, out: Path) -> None:
-    known = json.loads(out.read_text()) if out.exists() else {"networks": {}}
-    networks = known["networks"]
+    networks = known(out, {} if only_table else {"device": device, "sparsity": sparsity})
     for name in () if only_table else everything() if names == ("all",) else names:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             networks[name] = gains(*find(name, Path(folder)), device, sparsity, fires)
-        rows = ",\n".join(f"{json.dumps(n)}: {json.dumps(networks[n])}" for n in sorted(networks))
-        out.write_text(
-            f'{{"device": "{device}", "sparsity": "{sparsity}", "times": "predicted",\n"networks": {{\n{rows}\n}}}}\n'
-        )
+        keep(out, networks, device, sparsity)
         click.echo(f"{name}: {networks[name]}", err=True)
     click.echo("| rewrite | fires in | planned without it | gains most there, % |\n| --- | --- | --- | --- |")
     click.echo("\n".join(table(networks)))

@@ -38,16 +38,3 @@ def filled(name: str, seed: int = 0) -> onnx.ModelProto:
             if t.name in scaled:
                 t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t) * np.float32(SCALES[name]), t.name))
     return model
-
-
-def resized(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
-    """Returns the network for images of size x size, if nothing in it is fixed to another size."""
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
-    for v in other.graph.input:
-        for d in list(v.type.tensor_type.shape.dim)[2:]:
-            d.dim_value = size
-    del other.graph.value_info[:]
-    for v in other.graph.output:
-        v.type.tensor_type.ClearField("shape")
-    return other

@@ -14,6 +14,24 @@ import onnx
 from onnx import helper, numpy_helper
 
 
+def prepared() -> tuple[Any, dict[str, Any]]:
+    """Returns (torch, whose cuDNN will time its algorithms; the versions of both and of CUDA). ImportError without PyTorch."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    return torch, {"version": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+
+
+def event_us(torch: Any, run: Callable[[], object]) -> float:
+    """Returns the microseconds of `run` between two events on PyTorch's current stream."""
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    run()
+    stop.record()
+    stop.synchronize()
+    return 1e3 * float(start.elapsed_time(stop))
+
+
 class Node(NamedTuple):
     op: str
     name: str

@@ -9,6 +9,9 @@ A machine is an architecture and its rate, "sm_86/256": a GeForce card's tensor 
 card's for a product. `hash` covers the simulated code; `shares` are the centre's with one block on an SM, two, and so on up to
 the largest number that fits; `range` is the lowest and highest share, for the machines that are swept.
 
+Kernels of bytes (conv_dense_int8) have rows of machines with the products of FP16 at half the rate of bytes: "sm_86/512" also
+stands for GeForce cards, which multiply bytes as workstation cards do.
+
 The peak is `mma_fma_per_clk * mma_sync_share` products per clock and SM, for 2:4 times `rates.sparse_rate`, as in
 `tactics.roofline.tensor_peak`, before the limits of power or of a library's best kernel.
 """
@@ -81,8 +84,8 @@ def share(kernel: str, tile: str, loop: str, device: Device, blocks: int) -> flo
         for name in (machine_name(device), machine_name(relative(device))):
             if row := rows(kernel).get(tile, {}).get(at, {}).get(name):
                 return row[1][min(blocks, len(row[1])) - 1]
-    name = machine_name(relative(device))
-    others = [row[name][1][0] for loops in rows(kernel).values() for row in loops.values() if name in row]
+    names = {machine_name(device), name := machine_name(relative(device))}
+    others = [row[at][1][0] for loops in rows(kernel).values() for row in loops.values() for at in names & row.keys()]
     if not others:
         raise LookupError(f"{TABLE.name} has no share of {kernel} on {name}: python -m benchmarks.cycle_shares")
     return min(others)

@@ -334,7 +334,7 @@ class Options:
     def __init__(self, network: Network) -> None:
         self._of = network
         self._groups = dict(network.groups)
-        self._types: dict[str, Type] = {}
+        self.types: dict[str, Type] = {}  # of new tensors
         self._now: dict[int, Op[Problem] | None] = {id(op): op for op in network.ops}
         self._before: dict[int, list[Op[Problem]]] = {}
         self._behind: dict[int, list[Op[Problem]]] = {}
@@ -398,10 +398,6 @@ class Options:
     def behind(self, op: Op[Problem], *new: Op[Problem]) -> None:
         self._behind.setdefault(id(op), []).extend(new)
 
-    def set_type(self, tensor: str, of: Type) -> None:
-        """Gives a new tensor this type."""
-        self._types[tensor] = of
-
     def network(self) -> Network:
         """Returns the network with all changes, without ops whose outputs have no readers."""
         ops: list[Op[Problem]] = []
@@ -411,7 +407,7 @@ class Options:
         if len(ops) == len(self._of.ops) and all(a is b for a, b in zip(ops, self._of.ops, strict=True)):
             return self._of
         tensors = {**{op.output: op.problem.out_shape for op in ops}, **self._of.tensors}
-        groups, types = tuple(self._groups.items()), {**self._of.types, **self._types}
+        groups, types = tuple(self._groups.items()), {**self._of.types, **self.types}
         found = replace(self._of, ops=tuple(ops), tensors=tensors, groups=groups, types=types)
         return found.with_exact(self._of.exact_outputs).pruned()
 

@@ -2,6 +2,7 @@
 
 import math
 
+from cuda_kernels import sparse24
 from tactics.format import is_bytes
 from tactics.step import linear
 from tactics.tactic import Tactic, Tile
@@ -111,6 +112,16 @@ def early_residual(tactic: Tactic, gated: bool = False) -> bool:
     t = tactic.gemm
     apart = t.m * t.n // t.threads < 128 or (t.threads > 128 and not tactic.sparse)
     return len(tactic.ins) > 1 + gated and apart and not (linear(tactic.out) or t.stream or t.split > 1)
+
+
+def stage_bytes(tactic: Tactic) -> int:
+    """Returns the bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels.
+
+    Where elements are bytes, the tile's K counts pairs of them.
+    """
+    t = tactic.gemm
+    a, meta = t.m * t.k * 2, sparse24.metadata_bytes(t.m, t.k) * (2 if is_bytes(tactic.ins[0]) else 1)
+    return (a // 2 + meta if tactic.sparse else a) + t.n * t.k * 2
 
 
 def stored_bytes(tactic: Tactic, residual: bool) -> int:

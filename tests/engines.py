@@ -47,3 +47,16 @@ def check_engine(folder: Path, proto: onnx.ModelProto, **options) -> Engine:
     rng = np.random.default_rng
     judge(engine, proto, {i.name: rng(0).uniform(-1, 1, i.shape).astype(np.float32) for i in engine.plan.inputs})
     return engine
+
+
+def resized(model: onnx.ModelProto, size: int) -> onnx.ModelProto:
+    """Returns the network for images of size x size, if nothing in it is fixed to another size."""
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    for v in other.graph.input:
+        for d in list(v.type.tensor_type.shape.dim)[2:]:
+            d.dim_value = size
+    del other.graph.value_info[:]
+    for v in other.graph.output:
+        v.type.tensor_type.ClearField("shape")
+    return other

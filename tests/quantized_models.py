@@ -1,13 +1,27 @@
 """Quantised models as ModelOpt writes them: int8 with zero point 0, a QuantizeLinear and a DequantizeLinear in front of each
 Conv and Gemm and on one branch of each residual Add; weights have a scale for each output channel; biases are floating point.
+
+    python -m tests.quantized_models [DEVICE] [BATCH]
+
+prints how many of ResNet-50's convolutions, with 2:4 weights, a plan runs in INT8, and how many of these as 2:4.
 """
 
+import sys
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.quantization import quant_pre_process
+
+import gpu_runtime as gr
+from benchmarks import networks
+from benchmarks.light import open_batch
+from cuda_kernels import sparse24
 
 
 def ranges(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], tensors: list[str]) -> dict[str, float]:
@@ -90,3 +104,48 @@ def quantised(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], outputs: 
     tensors = dict.fromkeys(t for n in weighted for t in (n.input[0], *n.output))
     tensors |= dict.fromkeys(t for n in added for t in n.input if t not in constants)
     return modelopt(model, ranges(model, feeds, [*tensors]), outputs)
+
+
+class Counted(NamedTuple):
+    """Convolutions of a network: all, those in INT8, those in INT8 as 2:4, and the predicted microseconds of the network."""
+
+    all: int
+    whole: int
+    sparse: int
+    us: float
+
+
+def pruned_resnet50(folder: Path) -> onnx.ModelProto:
+    """Returns ResNet-50 with drawn weights, 2:4 wherever 4 divides the input channels, its normalizations folded."""
+    model, path = networks.resnet50(), folder / "m.onnx"
+    for t in model.graph.initializer:
+        w = numpy_helper.to_array(t)
+        if w.ndim == 4 and w.shape[1] % 4 == 0:
+            t.CopyFrom(numpy_helper.from_array(sparse24.prune(w).astype(np.float32), t.name))
+    onnx.save(model, path)
+    quant_pre_process(path, path, skip_symbolic_shape=True)
+    return onnx.load(path)
+
+
+def counted(model: onnx.ModelProto, device: str, batch: int, outputs: bool, folder: Path) -> Counted:
+    """Quantises and plans a network; a plan's layers are counted, not the launches of a batch in pieces."""
+    x = np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)
+    onnx.save(open_batch(quantised(model, {"x": x}, outputs)), folder / "m.onnx")
+    plan = gr.build(folder / "m.onnx", device=device, sparsity="enable", shapes={"x": (batch, *x.shape[1:])}).record.plan
+    layers = {n.name for n in model.graph.node if n.op_type == "Conv"}
+    whole = {layer for layer, reason in plan.int8.items() if not reason} & layers
+    return Counted(len(layers), len(whole), len(whole & {*plan.sparsity.picked}), plan.solution.total_us)
+
+
+def main(device: str = "l4", batch: str = "32") -> None:
+    print(f"ResNet-50 with 2:4 weights, convolutions on {device}, batch {batch}, predicted")
+    print(f"{'outputs':8} {'all':>5} {'INT8':>5} {'2:4':>5} {'us':>8}")
+    with tempfile.TemporaryDirectory() as folder:
+        model = pruned_resnet50(Path(folder))
+        for outputs in (False, True):
+            found = counted(model, device, int(batch), outputs, Path(folder))
+            print(f"{'INT8' if outputs else 'FP16':8} {found.all:5} {found.whole:5} {found.sparse:5} {found.us:8.0f}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

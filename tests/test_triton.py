@@ -14,7 +14,7 @@ NAMES = (
     "matmul matmul_128x128 matmul_128x64 matmul_one_warp matmul_transposed_a matmul_transposed_b matmul_half_sums "
     "matmul_bfloat16 matmul_odd matmul_float_result matmul_float conv_stride1 conv_stride2 attention softmax layer_norm scan "
     "sort argmax transpose histogram functions numbers counters dependent words shorts compared masks "
-    "carried gathered_lanes gathered_half turned_in_cluster rounded roots matmul_hopper matmul_hopper_128x128 "
+    "carried gathered_lanes gathered_half turned_in_cluster rounded roots clipped matmul_hopper matmul_hopper_128x128 "
     "matmul_hopper_transposed_b attention_hopper tma_64x64x32 tma_64x64x16 tma_128x128x64 tma_128x128x64_8_warps "
     "box_1d_512_bytes box_2d_16_bytes box_2d_32_bytes box_2d_64_bytes box_2d_128_bytes box_2d_256_bytes box_3d_128_bytes "
     "box_3d_32_bytes box_4d_64_bytes box_5d_128_bytes box_5d_16_bytes"

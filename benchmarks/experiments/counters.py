@@ -9,17 +9,16 @@ of SECTIONS of its last launch: stall reasons, throughput of L2 and DRAM. Clocks
 import csv
 import io
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
-from glob import glob
 from typing import Any
 
 from benchmarks.experiments import layers
 from benchmarks.experiments.layers import Contest, Entry
 from benchmarks.experiments.run import Experiment, begun
+from benchmarks.processes import program
 from cuda_kernels.device import Device, current
 from tactics.candidates import candidates
 from tactics.launches import Binary, binaries
@@ -47,11 +46,6 @@ def targets(device: Device, small: bool) -> dict[str, Entry]:
 
 def kernels(device: Device, small: bool) -> list[Binary]:
     return list(dict.fromkeys(b for e in targets(device, small).values() for b in binaries(*e)))
-
-
-def program() -> str:
-    """Returns ncu's path; "" if it is not installed."""
-    return shutil.which("ncu") or next(iter(sorted(glob("/usr/local/cuda*/bin/ncu"))), "")
 
 
 def launch(name: str, small: bool) -> None:
@@ -86,7 +80,7 @@ def counted(name: str, entry: Entry, x: Experiment) -> None:
     own = [sys.executable, "-m", "benchmarks.experiments.counters", "--target", name, *(["--small"] if x.small else [])]
     sections = [word for section in SECTIONS for word in ("--section", section)]
     how = "--clock-control none --cache-control none --csv --page raw --launch-count 2 --kernel-name".split()
-    command = [program(), *how, kernel, *sections, *own]
+    command = [program("ncu"), *how, kernel, *sections, *own]
     done = subprocess.run(command, capture_output=True, text=True, timeout=max(5.0, x.left))
     if done.returncode:
         raise RuntimeError(f"ncu ended with {done.returncode}: {(done.stdout + done.stderr)[-800:]}")

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import hardware, timeline
 from benchmarks.bench_networks import Wanted, build, images, row_of
 from benchmarks.experiments.run import Experiment, begun
-from benchmarks.gpu_networks import replay_us
+from benchmarks.gpu_networks import replay_times
 from benchmarks.processes import checked
 from cuda_kernels.device import current
 from cuda_kernels.launch import Cuda, Kernel, Triple
@@ -59,7 +59,7 @@ def child(file: Path, way: str, small: bool) -> dict[str, Any]:
     feeds = {i.name: images(i.shape).astype(i.dtype) for i in engine.inputs}
     with engine.context() as ctx:
         ctx.run(feeds)
-        found: dict[str, Any] = {"graph": replay_us(ctx, 5 if small else 50)}
+        found: dict[str, Any] = {"graph": replay_times(ctx, 5 if small else 50)}
         taken = ctx.profile(feeds, 2 if small else 10)
     found["layers_us"] = [round(statistics.median(of), 2) for of in zip(*taken, strict=True)]
     found["launches"] = len(engine.plan.steps)

@@ -19,8 +19,8 @@ from benchmarks.bench_networks import KINDS, model_of, row_of
 from benchmarks.experiments import changed, counters, layers, operators, right, stored
 from benchmarks.hardware import NEWEST
 from cuda_kernels.device import Device
-from gpu_runtime.runtime import feeds
-from gpu_runtime.runtime.plan_record import EngineRecord, LaunchStep
+from gpu_runtime.runtime.plan_record import EngineRecord
+from gpu_runtime.runtime.point import kernel_keys
 from tactics.launches import Binary, binaries
 from tactics.measure.lazy import LEVELS, Lazy
 from tactics.measure.timing import Predicted, Time
@@ -37,23 +37,29 @@ Pairs = Iterable[tuple[Problem, Tactic]]
 
 
 class Rehearsed(Predicted):
-    """A timer whose times are predictions with random errors; `timed` has every tactic that was asked for."""
+    """A timer whose times are predictions with errors; `timed` has every tactic that was asked for. `us_of`: (problem, tactic,
+    predicted microseconds) -> the time.
+    """
 
-    def __init__(self, device: Device, seed: int) -> None:
+    def __init__(self, device: Device, us_of: Callable[[Problem, Tactic, float], float]) -> None:
         super().__init__(device)
-        self.rng = np.random.default_rng(seed)
-        self.timed: dict[tuple[Problem, Tactic], Time] = {}
+        self.us_of, self.timed = us_of, dict[tuple[Problem, Tactic], Time]()
 
     def __call__(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         tactics = tuple(tactics)
         new = [t for t in tactics if (problem, t) not in self.timed]
         for tactic, time in super().__call__(problem, new).items():
-            us = time.us * math.exp(self.rng.normal(SHIFT, DOUBT))
+            us = self.us_of(problem, tactic, time.us)
             self.timed[problem, tactic] = Time(us, us, us)
         return {t: self.timed[problem, t] for t in tactics}
 
     def known(self, problem: Problem, tactics: Iterable[Tactic]) -> dict[Tactic, Time]:
         return {}
+
+
+def random_errors(seed: int) -> Callable[[Problem, Tactic, float], float]:
+    rng = np.random.default_rng(seed)
+    return lambda _problem, _tactic, us: us * math.exp(rng.normal(SHIFT, DOUBT))
 
 
 def launched(pairs: Pairs) -> Iterator[Binary]:
@@ -67,7 +73,7 @@ def of_builds(items: Sequence[str], device: Device) -> Iterator[Binary]:
         for kind in row.kinds:
             model, shapes = model_of(row.name, row.batch)
             for seed in range(REHEARSALS):
-                timer = Rehearsed(device, seed)
+                timer = Rehearsed(device, random_errors(seed))
                 lazy = Lazy(timer, device, LEVELS[LEVEL])
                 with gpu_networks.fewer_tactics(False, lambda *_, lazy=lazy, **__: lazy), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -78,8 +84,7 @@ def of_builds(items: Sequence[str], device: Device) -> Iterator[Binary]:
 def of_record(record: EngineRecord) -> Iterator[Binary]:
     """Yields the kernels that an engine loads: its steps, and the reformats of inputs in other formats."""
     for plan in record.plans:
-        yield from (step.key for step in plan.steps if isinstance(step, LaunchStep))
-        yield from ((step.kernel, step.values) for step in feeds.reformats(plan).values())
+        yield from kernel_keys(plan, on_gpu=True)
 
 
 def of_plans(device: Device) -> Iterator[Binary]:

@@ -20,7 +20,7 @@ from benchmarks.experiments.run import Experiment, begun
 from cuda_kernels.device import Device
 from tactics.candidates import candidates
 from tactics.launches import Binary, binaries
-from tactics.measure.race import quantiles
+from tactics.measure.race import times_of
 from tactics.measure.worker import Bench, Ready
 from tactics.predict import predict_us
 from tactics.problems.epilogue import Epilogue
@@ -120,13 +120,13 @@ class Contest:
 
 def told(entry: Entry, taken: Sequence[tuple[float, float]], error: float, device: Device) -> dict[str, Any]:
     """Returns a tactic's row of the result; `taken`: its samples."""
-    low, us, high = quantiles([us for us, _ in taken])
-    numbers = {"us": us, "low_us": low, "high_us": high, "predicted_us": predict_us(*entry, device)}
+    times = times_of([us for us, _ in taken], 3)
     return {
         "tactic": entry.tactic.name,
         "sparse": entry.tactic.sparse,
-        **{name: round(value, 3) for name, value in numbers.items()},
-        "tflops": round(2e-6 * entry.problem.macs / us, 1),  # the dense layer's, also if dense tactics are left out
+        **times,
+        "predicted_us": round(predict_us(*entry, device), 3),
+        "tflops": round(2e-6 * entry.problem.macs / times["us"], 1),  # the dense layer's, also if dense tactics are left out
         "mhz": round(statistics.median(mhz for _, mhz in taken)),
         "rel_error": error,
     }

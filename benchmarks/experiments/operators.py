@@ -19,9 +19,10 @@ import numpy as np
 
 from benchmarks.experiments.peers import of_sparselt
 from benchmarks.experiments.run import Experiment, begun
+from benchmarks.torch_twin import prepared
 from cuda_kernels.device import Device
 from gpu_runtime.ops import SparseConv2d
-from gpu_runtime.runtime.plan_record import LaunchStep
+from gpu_runtime.runtime.point import kernel_keys
 from tactics.launches import Binary
 
 ROUNDS, CALLS = 11, 20
@@ -50,8 +51,7 @@ def operators(c: int, k: int, width: int, device: Device | None = None) -> dict[
 def kernels(device: Device, small: bool) -> Iterator[Binary]:
     for shape, k, width in layers(small).values():
         for operator in operators(shape[1], k, width, device).values():
-            steps = operator._plan(shape, False).engine.record.plan.steps
-            yield from (step.key for step in steps if isinstance(step, LaunchStep))
+            yield from kernel_keys(operator._plan(shape, False).engine.plan, on_gpu=False)
 
 
 def measured(name: str, x: Experiment, torch: Any, cp: Any) -> None:
@@ -98,10 +98,8 @@ def _sample(run: Callable[[], Any], cp: Any) -> tuple[float, float]:
 def main(argv: list[str] | None = None) -> int:
     x = begun(__doc__ or "", argv)
     import cupy
-    import torch
 
-    torch.backends.cudnn.benchmark = True
-    x.data["torch"] = {"version": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    torch, x.data["torch"] = prepared()
     for name in x.words or layers(x.small):
         x.step(name, partial(measured, name, x, torch, cupy), 6.0)
     return x.done()

@@ -22,8 +22,10 @@ from benchmarks.bench_conv import Clock, Cudnn
 from benchmarks.experiments import layers
 from benchmarks.experiments.layers import Contest, Entry
 from benchmarks.experiments.run import Experiment, begun
+from benchmarks.experiments.sparselt import until
+from benchmarks.torch_twin import prepared
 from tactics.measure.child import Child, command_of
-from tactics.measure.race import quantiles
+from tactics.measure.race import times_of
 from tactics.tactic import Tactic
 
 ROUNDS, SECOND, POLL_S = 11, 1.0, 0.05
@@ -69,17 +71,9 @@ def ours(contest: Contest, entry: Entry) -> Contestant:
     error, ready, gpu = contest.add(entry), contest.ready[entry], contest.benches[entry.problem].gpu
 
     def replay(seconds: float) -> None:
-        _until(seconds, ready.timed, gpu.synchronize)
+        until(seconds, ready.timed, gpu.synchronize)
 
     return Contestant(lambda: contest.sample(entry)[0], replay, {"tactic": entry.tactic.name, "rel_error": error})
-
-
-def _until(seconds: float, run: Callable[[], None], wait: Callable[[], None]) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for _ in range(20):
-            run()
-        wait()
 
 
 def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant]:
@@ -106,7 +100,7 @@ def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant
 
         def replay(seconds: float, timed: Any = timed) -> None:
             with torch.cuda.stream(stream):
-                _until(seconds, timed, torch.cuda.synchronize)
+                until(seconds, timed, torch.cuda.synchronize)
 
         found[label] = Contestant(sample, replay, {})
     return found
@@ -190,14 +184,9 @@ def measured(name: str, x: Experiment, torch: Any) -> None:
                 samples[label].append(contestants[label].sample())
         clock = Clock(contest.benches[dense.problem].cupy.cuda.Device().pci_bus_id)
         for label, taken in samples.items():
-            low, us, high = quantiles(taken)
-            row[label] = contestants[label].facts | {
-                "us": round(us, 3),
-                "low_us": round(low, 3),
-                "high_us": round(high, 3),
-                "tflops": round(2e-6 * dense.problem.macs / us, 1),
-                **(watched(contestants[label].replay, clock) if x.has_time(SECOND + 2) else {}),
-            }
+            times = times_of(taken, 3)
+            row[label] = contestants[label].facts | times | {"tflops": round(2e-6 * dense.problem.macs / times["us"], 1)}
+            row[label] |= watched(contestants[label].replay, clock) if x.has_time(SECOND + 2) else {}
     finally:
         if found:
             found[0].close()
@@ -217,10 +206,7 @@ def table(data: dict[str, Any], head: bool = True) -> Iterator[str]:
 
 def main(argv: list[str] | None = None) -> int:
     x = begun(__doc__ or "", argv)
-    import torch
-
-    torch.backends.cudnn.benchmark = True
-    x.data["torch"] = {"version": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    torch, x.data["torch"] = prepared()
     for name in x.words or layers.shapes(x.small):
         x.step(name, partial(measured, name, x, torch), 8.0)
     return x.done()

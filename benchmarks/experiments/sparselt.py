@@ -8,11 +8,22 @@ The left operand is pruned to 2:4 and compressed; both are random normal. {"erro
 """
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+from benchmarks.torch_twin import event_us
 from tactics.measure.child import Answer, serve
 
 SLEEP_CLOCKS = 400_000  # of the GPU while the host queues: 0.2 ms
+
+
+def until(seconds: float, run: Callable[[], object], wait: Callable[[], object]) -> None:
+    """Queues runs, and waits for them, again and again for about that many seconds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(20):
+            run()
+        wait()
 
 
 class Product:
@@ -33,20 +44,11 @@ class Product:
         return self.torch.mm(self.sparse, self.x)
 
     def sample(self) -> float:
-        start, stop = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
         self.torch.cuda._sleep(SLEEP_CLOCKS)
-        start.record()
-        self.run()
-        stop.record()
-        stop.synchronize()
-        return 1e3 * float(start.elapsed_time(stop))
+        return event_us(self.torch, self.run)
 
     def replay(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            for _ in range(20):
-                self.run()
-            self.torch.cuda.synchronize()
+        until(seconds, self.run, self.torch.cuda.synchronize)
 
 
 def answers(torch: Any) -> Answer:

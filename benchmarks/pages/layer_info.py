@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import gpu_runtime as gr
+from benchmarks.bench_plan import markdown
 from gpu_runtime.explain.figures import SURE
 from gpu_runtime.explain.layer_info import camel
 from tactics.predict import RANGE
@@ -124,8 +125,7 @@ def document() -> str:
         raise ValueError(f"keys without a meaning: {', '.join(odd)}")
     lines = []
     for title, table in (("Of the network", NETWORK), ("Of a layer", LAYER), ("Of a tensor", TENSOR)):
-        lines += [f"### {title}", "", "| key | meaning |", "| --- | --- |"]
-        lines += [f"| `{key}` | {text} |" for key, text in table.items()] + [""]
+        lines += [f"### {title}", "", markdown(("key", "meaning"), [(f"`{key}`", text) for key, text in table.items()]), ""]
     return "\n".join(lines)
 
 

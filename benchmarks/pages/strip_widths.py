@@ -10,7 +10,8 @@ from itertools import count
 
 import click
 
-from benchmarks.cycles import KERNELS, TILES, VECTORS
+from benchmarks.bench_plan import markdown
+from benchmarks.cycles import STRIPS, VECTORS
 from cuda_kernels.device import NAMED, Device
 from tactics.families.strips.geometry import tile_reason
 from tactics.problems.problem import ConvProblem
@@ -41,16 +42,16 @@ def columns() -> dict[str, Device]:
 @click.command(help=__doc__)
 def main() -> None:
     devices = columns()
-    click.echo("| " + " | ".join(["tile", *(f"{title}, {t}x{t}" for title in devices for t in TAPS)]) + " |")
-    click.echo("| --- " * (1 + len(devices) * len(TAPS)) + "|")
-    for kernel in (k for k in KERNELS if k not in TILES):
-        for tile in KERNELS[kernel]:
+    rows = []
+    for kernel, tiles in STRIPS.items():
+        for tile in tiles:
             cells = [f"{kernel} {tile}"]
             for device in devices.values():
                 for taps in TAPS:
                     many, few = (widest(kernel, tile, device, c, taps) for c in (128, 64))
                     cells.append(f"{many}, {few}" if few else "-")
-            click.echo(f"| {' | '.join(cells)} |")
+            rows.append(cells)
+    click.echo(markdown(["tile", *(f"{title}, {t}x{t}" for title in devices for t in TAPS)], rows))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from itertools import product
 from benchmarks.simulator.sass import GMMA, MMA, Instruction
 from cuda_kernels.device import NAMED, Device
 from cuda_kernels.rates import rates
+from tactics.families.conv_bytes import of_bytes
 from tactics.families.hopper import figures
 
 SUB_CORES = 4  # of an SM, each with a scheduler and a tensor core
@@ -22,7 +23,9 @@ GUIDE = "CUDA C++ Programming Guide, throughput of instructions"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """An SM; clocks where no unit is given. SOURCES says where each figure comes from."""
+    """An SM; clocks where no unit is given. SOURCES says where each figure comes from. Hashes of FP16's loops (shares.json)
+    ignore `bytes_per_clk`.
+    """
 
     device: str
     products_per_clk: float  # dense FP16 ones with FP32 sums, of a sub-core
@@ -43,6 +46,7 @@ class Machine:
     fill_bytes: int  # per clock, from L2
     constant_latency: int
     other_latency: int  # of S2R, MUFU and what else is waited for by a scoreboard
+    bytes_per_clk: float = field(repr=False)  # products of whole numbers of 8 bits, dense ones, of a sub-core
 
 
 SOURCES: Mapping[str, str] = {
@@ -50,8 +54,8 @@ SOURCES: Mapping[str, str] = {
     "products_per_clk": "device.py: mma_fma_per_clk x mma_sync_share of its data sheets; A100: 1004 of 1024 measured by " + SUN,
     "sparse_ratio": f"rates.py, sparse_rate: 2: 1979 of 2048 measured on an A100, {SUN}, and assumed for the others; 1.3 on "
     "sm_90a, the most that was measured on an H100",
-    "mma_depth": f"m16n8k16 completes in 24.7 and m16n8k32 sparse in 24.7 clocks on an A100, 8 of them its interval, {SUN}; on "
-    "other devices assumed to be as deep",
+    "mma_depth": f"m16n8k16, m16n8k32 sparse and, of bytes, m16n8k32 and m16n8k64 sparse each complete in 24.7 clocks on an "
+    f"A100, 8 of them its interval, {SUN}; on other devices assumed to be as deep",
     "alu_interval": f"64 results a clock and SM, {GUIDE}",
     "fma_interval": f"64 results a clock and SM on sm_80, 128 elsewhere, {GUIDE}",
     "imad_interval": f"64 results a clock and SM, {GUIDE}",
@@ -68,6 +72,9 @@ SOURCES: Mapping[str, str] = {
     "assumed for the others",
     "constant_latency": f"table 2 of {HUERTA}",
     "other_latency": "assumed as that of shared memory",
+    "bytes_per_clk": f"data sheets x mma_sync_share: twice FP16's, on GeForce 4 times. A100: 1986.5 of 2048 of an SM measured, "
+    f"sparse 3961.5 of 4096, {SUN}; RTX 5090: 931 TOPS, 1024 at 2.67 GHz, kekzl/imp#254; RTX 4080: 409 TOPS, 1024 at 2.63 GHz, "
+    "ReinForce-II/mmapeak#5. Hopper, B200: unpublished, mma.sync is assumed to have FP16's share of the best rate",
 }
 
 L2_LATENCY = {80: 261, 90: 261, 100: 261, 103: 261}
@@ -95,6 +102,7 @@ def machine(device: Device) -> Machine:
         fill_bytes=64,
         constant_latency=29,
         other_latency=24,
+        bytes_per_clk=2 * of_bytes(device).mma_fma_per_clk * device.mma_sync_share / SUB_CORES,
     )
 
 
@@ -172,12 +180,12 @@ def interval(machine: Machine, i: Instruction) -> int:
     if m := GMMA.match(i.opcode):
         return int(m["n"]) // 2  # m64nNk16, and m64nNk32 of 2:4 weights: LUO's table of wgmma
     m = MMA.match(i.opcode)
-    if m is None or m["sum"] != "F32":
-        raise ValueError(
-            f"{i.opcode} at {i.address:#x}: no published rate is in the table; expected HMMA with FP32 sums, or HGMMA of FP16"
-        )
-    products = {"1688": 16 * 8 * 8, "16816": 16 * 8 * 16, "16832": 16 * 8 * 32}[m["shape"]]
-    return max(1, round(products / machine.products_per_clk / (machine.sparse_ratio if m["sparse"] else 1)))
+    if m is None or m["of"] == "F16":
+        why = f"{i.opcode} at {i.address:#x}: no published rate is in the table"
+        raise ValueError(f"{why}; expected HMMA with FP32 sums, IMMA of 8 bits and K = 32 (sparse 64), or HGMMA of FP16")
+    products = 16 * 8 * int(m["shape"][3:])  # "16832": 16 x 8 x 32
+    rate = machine.products_per_clk if m["of"] == "F32" else machine.bytes_per_clk
+    return max(1, round(products / rate / (machine.sparse_ratio if m["sparse"] else 1)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,18 +38,20 @@ NO_RESULT = re.compile(  # their first operand is not written
 WORK = re.compile(  # with products, the purpose of a loop
     r"(LDS|LDSM|LDG|LDGSTS|LD|STS|STSM|STG|ST|RED|REDG|ATOM|ATOMG|BAR|UTMALDG|UBLKCP|SYNCS\.ARRIVE|WARPGROUP)\b"
 )
-MMA = re.compile(r"HMMA\.(?P<sparse>SP\.)?(?P<shape>1688|16816|16832)\.(?P<sum>F32|F16)")
+# Of FP16 or BF16 by the type of the sums, and of whole numbers of 8 bits (IMMA) by their signs, of shapes with published rates.
+MMA = re.compile(r"(HMMA|IMMA(?=\.16832|\.SP\.16864))\.(?P<sparse>SP\.)?(?P<shape>1688|168\d\d)\.(?P<of>F32|F16|[SU]8\.[SU]8)")
 TENSOR = re.compile(r"(HGMMA|QGMMA|IGMMA|BGMMA|UTC\w*MMA|IMMA|DMMA|BMMA|QMMA|OMMA|HMMA)\b")
 # An asynchronous product of a warpgroup, of FP16 or BF16; its last of a group names gsb0, a counter of groups in flight.
 GMMA = re.compile(r"HGMMA\.(?P<sparse>SP\.)?64x(?P<n>\d+)x(?P<k>16|32)\.(?P<sum>F32|F16)(\.BF16)?$")
 PENDING = re.compile(r"WARPGROUP\.DEPBAR\b")  # waits until at most its number of groups are in flight
 BULK = re.compile(r"(UTMALDG|UBLKCP)\b")  # TMA's copies to shared memory
-# Registers of a thread in (result, A, B, sum, metadata), by sparse and shape; of FP16 sums and results half.
+# Registers of a thread in (result, A, B, sum, metadata), by sparse and shape, but for sparse 16832 and 16864; of FP16 sums and
+# results half.
 MMA_REGISTERS = {
     (False, "1688"): (4, 2, 1, 4),
     (False, "16816"): (4, 4, 2, 4),
     (True, "16816"): (4, 2, 2, 4, 1),
-    (True, "16832"): (4, 4, 4, 4, 1),
+    (False, "16832"): (4, 4, 2, 4),
 }
 
 
@@ -343,7 +345,7 @@ def _widths(opcode: str, operands: tuple[str, ...]) -> list[int]:
         return [sums, *[4] * at, sums, *[1] * count][:count]
     if m := MMA.match(opcode):
         widths = list(MMA_REGISTERS.get((bool(m["sparse"]), m["shape"]), (4, 4, 4, 4, 1)))
-        if m["sum"] == "F16":
+        if m["of"] == "F16":
             widths[0], widths[3] = widths[0] // 2, widths[3] // 2
         return (widths + [1] * count)[:count]
     parts = opcode.split(".")

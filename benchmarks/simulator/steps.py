@@ -29,23 +29,8 @@ class Step:
     """An instruction of the simulated path, decoded once."""
 
     __slots__ = (
-        "at",
-        "kind",
-        "stall",
-        "waits",
-        "write",
-        "read",
-        "after",
-        "pipe",
-        "interval",
-        "latency",
-        "wavefronts",
-        "simple",
-        "allowed",
-        "counted",
-        "tensor",
-        "parts",
-        "commits",
+        *"at kind stall waits write read after pipe interval latency wavefronts simple".split(),
+        *"allowed counted tensor parts commits".split(),
     )
 
     def __init__(self, at: int, i: Instruction, machine: Machine, wavefronts: int | None) -> None:

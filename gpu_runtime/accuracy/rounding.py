@@ -8,14 +8,14 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gpu_runtime.frontend.check import inferred
+from gpu_runtime.frontend.load import copied
 
 ROOM = 2.0**14  # larger tensors are scaled down before rounding to FP16, as an engine stores them
 
 
 def in_fp32(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Returns the same model with every FP16 weight, constant, Cast, input and output in FP32."""
-    wide = onnx.ModelProto()
-    wide.CopyFrom(proto)
+    wide = copied(proto)
     graph = wide.graph
     for t in graph.initializer:
         _widen(t)
@@ -45,8 +45,7 @@ def rounded(proto: onnx.ModelProto, high: Mapping[str, float]) -> onnx.ModelProt
     """
     kinds = {v.name: v.type.tensor_type.elem_type for v in inferred(proto).graph.value_info}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in proto.graph.output}
-    cast = onnx.ModelProto()
-    cast.CopyFrom(proto)
+    cast = copied(proto)
     nodes = list(cast.graph.node)
     del cast.graph.node[:]
     for node in nodes:
@@ -81,8 +80,7 @@ def _through_fp16(name: str, scale: float) -> Iterable[onnx.NodeProto]:
 
 def shown(proto: onnx.ModelProto, tensors: Iterable[str]) -> onnx.ModelProto:
     """Returns the model with these tensors as additional outputs."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = copied(proto)
     there = {v.name for v in made.graph.output}
     made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors if name not in there)
     return made

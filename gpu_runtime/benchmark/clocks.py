@@ -17,6 +17,15 @@ REASONS = {
 }
 
 
+def management(pci_bus_id: str) -> tuple[Any, Any]:
+    """Returns (NVIDIA's management library, its handle of a GPU). Raises any error where there is none."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    alone = pynvml.nvmlDeviceGetCount() == 1
+    return pynvml, pynvml.nvmlDeviceGetHandleByIndex(0) if alone else pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
+
+
 class ClockWatch:
     """Records the GPU's clock, and the reasons why it is held down, each time that `look` is called.
 
@@ -28,15 +37,9 @@ class ClockWatch:
         self._held: Counter[str] = Counter()
         self._nvml: Any = None
         try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            alone = pynvml.nvmlDeviceGetCount() == 1
-            self._handle = (
-                pynvml.nvmlDeviceGetHandleByIndex(0) if alone else pynvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id.encode())
-            )
-            self._most = int(pynvml.nvmlDeviceGetMaxClockInfo(self._handle, pynvml.NVML_CLOCK_SM))
-            self._nvml = pynvml
+            nvml, self._handle = management(pci_bus_id)
+            self._most = int(nvml.nvmlDeviceGetMaxClockInfo(self._handle, nvml.NVML_CLOCK_SM))
+            self._nvml = nvml
         except Exception:  # no library, no driver, no permission: times are shown without clocks
             return
 

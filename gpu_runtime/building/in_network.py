@@ -48,6 +48,20 @@ PROFILES = 20  # runs, each layer between two events
 Change = Callable[[PlannedNetwork], PlannedNetwork]
 
 
+def replay_us(context: Context, count: int = 1) -> float:
+    """Returns the microseconds of one of `count` replays of a context's graph on a GPU, inputs already in place."""
+    gpu = context.gpu
+    if not isinstance(gpu, Cuda):
+        raise TypeError("replays are timed on a GPU, got the emulator")
+    start, stop = (gpu.cupy.cuda.Event() for _ in range(2))
+    start.record(gpu.stream)
+    for _ in range(count):
+        context.replay()
+    stop.record(gpu.stream)
+    stop.synchronize()
+    return 1e3 * float(gpu.cupy.cuda.get_elapsed_time(start, stop)) / count
+
+
 class Running:
     """A plan that runs on the GPU, on random inputs; it is loaded at its first run, until `close`."""
 
@@ -75,18 +89,8 @@ class Running:
     def turn(self) -> list[float]:
         """Returns samples of the microseconds of a run."""
         seconds = EMULATED_TURN_S if is_emulated() else TURN_S
-        return [self._sample() for _ in range(max(LEAST_SAMPLES, round(1e6 * seconds / SAMPLE_US)))]
-
-    def _sample(self) -> float:
-        gpu, context = self._context.gpu, self._context
-        assert isinstance(gpu, Cuda)
-        start, stop = (gpu.cupy.cuda.Event() for _ in range(2))
-        start.record(gpu.stream)
-        for _ in range(self._count):
-            context.replay()
-        stop.record(gpu.stream)
-        stop.synchronize()
-        return 1e3 * gpu.cupy.cuda.get_elapsed_time(start, stop) / self._count
+        count = max(LEAST_SAMPLES, round(1e6 * seconds / SAMPLE_US))
+        return [replay_us(self._context, self._count) for _ in range(count)]
 
     def layer(self, i: int) -> list[float]:
         """Returns the one sample of a layer's time in its place."""

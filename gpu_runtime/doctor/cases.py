@@ -11,7 +11,7 @@ from cuda_kernels.device import Device
 from tactics.candidates import base_runner, candidates
 from tactics.families import table
 from tactics.kernels import KERNELS, ROWS
-from tactics.problems.problem import Problem
+from tactics.problems.problem import PointwiseProblem, Problem
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic, Tile
 
@@ -21,11 +21,12 @@ PROBLEMS: dict[str, tuple[Problem, ...]] = {k.name: table.OF_KERNEL[k.name].CASE
 
 
 def able(kernel: str, problem: Problem, device: Device) -> list[Tactic]:
-    """Returns the kernel's tactics for one of its problems; on bytes or on FP32 tensors if the kernel has no problems of FP16
-    ones (KERNELS).
+    """Returns the kernel's tactics for one of its problems, on bytes too where it takes them and results are whole numbers; on
+    FP32 tensors if the kernel has no problems of others (KERNELS).
     """
     row = KERNELS[kernel]
-    dtypes = ("fp16" if row.problems else "int8" if row.whole else "fp32",) * len(problem.all_shapes)
+    whole = type(problem) in row.whole and not (isinstance(problem, PointwiseProblem) and problem.stages[-1].op != "quantize")
+    dtypes = ("int8" if whole else "fp16" if row.problems else "fp32",) * len(problem.all_shapes)
     return [t for t in candidates(problem, device, dtypes) if t.kernel == kernel]
 
 

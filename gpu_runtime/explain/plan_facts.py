@@ -86,11 +86,7 @@ def _int8(record: EngineRecord, most: Most) -> list[str]:
     reasons = {
         why: [layer for layer, other in against.items() if other == why] for why in dict.fromkeys(against.values()) if why
     }
-    count, basis = (
-        list(against.values()).count(""),
-        "; times of INT8 by analogy with FP16" if record.timing.is_predicted else "",
-    )
-    found = [f"{count} of {several(len(against), 'layer')} with weights in INT8{basis}"]
+    found = [f"{list(against.values()).count('')} of {several(len(against), 'layer')} with weights in INT8"]
     if tables := sum("table(" in str(layer.problem) for layer in record.plan.layers):
         found.append(f"{several(tables, 'layer')} with a table in place of operators between 8-bit tensors")
     return found + [f"in FP16: {_some(layers, most)}: {why}" for why, layers in reasons.items()]

@@ -18,6 +18,7 @@ from gpu_runtime.frontend.load import (
     NOT_UTF8,
     first_line,
     graphs_in,
+    inputs_of,
     is_control,
     opset_version,
     read_by,
@@ -89,15 +90,14 @@ def check_graph(graph: onnx.GraphProto) -> None:
     """
     check_texts(graph)
     _check_unique(graph)
-    stored = {t.name for t in graph.initializer}
-    inputs = [v for v in graph.input if v.name not in stored]
+    inputs = inputs_of(graph)
     del graph.input[:]
     graph.input.extend(inputs)
     if not inputs:
         raise ModelError("the graph has no input that is not an initializer: nothing to run")
     if not graph.output:
         raise ModelError("the graph has no output: nothing to run")
-    producer = _producers(graph, stored | {v.name for v in inputs})
+    producer = _producers(graph, {v.name for v in (*graph.initializer, *inputs)})
     _check_outputs(graph, producer)
     _sort(graph, producer)
 
@@ -237,8 +237,7 @@ def _why_sized(bad: Iterable[onnx.NodeProto]) -> str:
 
 def _cut(graph: onnx.GraphProto, bad: Iterable[onnx.NodeProto]) -> str:
     """Returns a line with a shell command that extracts all nodes that do not depend on `bad` ones; "" if there are none."""
-    constant = {t.name for t in graph.initializer}
-    inputs = [v.name for v in graph.input if v.name not in constant]
+    inputs = [v.name for v in inputs_of(graph)]
     made, behind = {*inputs}, {t for node in bad for t in node.output if t}
     ends = {v.name: None for v in graph.output}
     for node in graph.node:

@@ -290,18 +290,15 @@ def set_aside(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Tensor
             large[t.name] = TensorProto()
             large[t.name].CopyFrom(t)
             graph.input.append(onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims))
-    small = onnx.ModelProto()
-    small.CopyFrom(proto)
-    return small, large
+    return copied(proto), large
 
 
 def _check_length(proto: onnx.ModelProto) -> None:
     graph = proto.graph
-    stored = {t.name for t in graph.initializer}
     counts = {
         "nodes": len(graph.node),
         "initializers": len(graph.initializer) + len(graph.sparse_initializer),
-        "inputs": sum(v.name not in stored for v in graph.input),  # old files name initializers among them
+        "inputs": len(inputs_of(graph)),
         "outputs": len(graph.output),
         "names that nodes read and write": sum(len(n.input) + len(n.output) for n in graph.node),
         "attributes of nodes": sum(len(n.attribute) for n in graph.node),
@@ -350,6 +347,18 @@ def read_by(node: onnx.NodeProto) -> list[str]:
 def is_control(node: onnx.NodeProto) -> bool:
     """Returns whether the node is an If or Loop, which are replaced by the nodes that run."""
     return node.op_type in CONTROL and node.domain in ("", "ai.onnx")
+
+
+def copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    return made
+
+
+def inputs_of(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    """Returns the inputs that are no initializers; old files name initializers among them."""
+    stored = {t.name for t in graph.initializer}
+    return [v for v in graph.input if v.name not in stored]
 
 
 def stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, TensorProto]]:

@@ -97,12 +97,17 @@ def checked(path: str | os.PathLike) -> onnx.ModelProto:
     source = source_of(path)
     with named(source):
         proto = load_whole(source)
-        check_graph(proto.graph)
-        quantized.spell(proto)
-        check_values(proto.graph)
-        quantized.check(proto.graph)
-        name_layers(proto.graph)
+        check(proto)
         return proto
+
+
+def check(proto: onnx.ModelProto) -> None:
+    """Checks a model's graph and constants, and names its nodes and layers. Raises ModelError."""
+    check_graph(proto.graph)
+    quantized.spell(proto)
+    check_values(proto.graph)
+    quantized.check(proto.graph)
+    name_layers(proto.graph)
 
 
 def prune_weights(
@@ -270,10 +275,7 @@ def views_of_constants(
     graph: onnx.GraphProto, tensors: Mapping[str, TensorProto], coded: bool = False
 ) -> dict[str, tuple[str, tuple[View, ...]]]:
     """Returns, for each stored tensor and each copy or view of one, its name -> (the stored tensor, the views between, in
-    order).
-
-    `coded`: outputs of quantisers count as views too.
-    """
+    order). `coded`: outputs of quantisers count as views too."""
     found: dict[str, tuple[str, tuple[View, ...]]] = {name: (name, ()) for name in tensors}
     for node in graph.node:
         if node.op_type not in (*COPIES, *VIEWS, *CODINGS) or not node.input or not node.output:
@@ -439,10 +441,8 @@ def _scope(node: onnx.NodeProto) -> str:
 
 
 def _path(node: onnx.NodeProto) -> str:
-    """Returns the module in a node's name: `layer1.0.conv1` of `/layer1/layer1.0/conv1/Conv`; "" if there is none.
-
-    (A module in a list repeats the list's name.)
-    """
+    """Returns the module in a node's name: `layer1.0.conv1` of `/layer1/layer1.0/conv1/Conv`, as a module in a list repeats the
+    list's name; "" if there is none."""
     root, *modules, last = node.name.split("/") if node.name.startswith("/") else ("", "")
     if root or not modules or not last.startswith(node.op_type):
         return ""

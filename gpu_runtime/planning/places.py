@@ -42,6 +42,7 @@ from tactics.planner.graph import Cell
 from tactics.problems.batches import BatchPiecesProblem
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem
+from tactics.problems.protocol import Problem
 
 PIECES = tuple(Format("fp16", layout) for layout in LAYOUTS)
 
@@ -227,15 +228,11 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
     `aliases`).
     """
     inside: dict[Place, tuple[Place, int]] = {}
-    for op in network.ops:
-        entry = chosen.entries.get(op.name)
-        if entry is None or entry.tactic is not None or not plan.holds(op.when, chosen.options):
-            continue
-        out, ins = Place(op.output, entry.out), [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)]
-        if isinstance(op.problem, ConcatProblem) and op.problem.axis == 1:
-            inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(op.problem.sizes)), strict=False))
-        elif isinstance(op.problem, MoveProblem):
-            inside[out] = ins[0], op.problem.start[0]
+    for p, ins, out in _without_launch(network, chosen):
+        if isinstance(p, ConcatProblem) and p.axis == 1:
+            inside.update((x, (out, c)) for x, c in zip(ins, (0, *accumulate(p.sizes)), strict=False))
+        elif isinstance(p, MoveProblem):
+            inside[out] = ins[0], p.start[0]
 
     def root(place: Place) -> tuple[Place, int]:
         channel = 0
@@ -247,6 +244,14 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
     return {place: root(place) for place in inside}
 
 
+def _without_launch(network: Network, chosen: plan.Plan) -> Iterator[tuple[Problem, list[Place], Place]]:
+    """Yields (problem, places of the inputs, place of the output) of the plan's ops that launch nothing."""
+    for op in network.ops:
+        entry = chosen.entries.get(op.name)
+        if entry is not None and entry.tactic is None and plan.holds(op.when, chosen.options):
+            yield op.problem, [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)], Place(op.output, entry.out)
+
+
 def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, int]]:
     """Returns place -> (the place that contains it, the image at which it begins), for views and transpositions that move
     nothing, and for pieces of a batch. Each of these places has strides of its own.
@@ -255,11 +260,7 @@ def aliases(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, 
     piece of a batch lies in the place of all images.
     """
     found: dict[Place, tuple[Place, int]] = {}
-    for op in network.ops:
-        p, entry = op.problem, chosen.entries.get(op.name)
-        if entry is None or entry.tactic is not None or not plan.holds(op.when, chosen.options):
-            continue
-        out, ins = Place(op.output, entry.out), [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)]
+    for p, ins, out in _without_launch(network, chosen):
         if isinstance(p, ConcatProblem) and p.axis == 0:
             found |= {x: (out, first) for x, first in zip(ins, (0, *accumulate(p.sizes)), strict=False)}
         elif isinstance(p, GatherProblem) and p.index[0]:

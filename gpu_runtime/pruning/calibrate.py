@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from gpu_runtime.accuracy import sessions
 from gpu_runtime.accuracy.errors import Accuracy, Difference
 from gpu_runtime.accuracy.metrics import Arrays, Judge
-from gpu_runtime.frontend.load import stored_tensors
+from gpu_runtime.frontend.load import copied, stored_tensors
 from gpu_runtime.frontend.weights import Weight, put
 from gpu_runtime.progress import Listener, Progress
 
@@ -170,8 +170,7 @@ class _Trial:
 
 def _with_inputs(proto: onnx.ModelProto, names: Mapping[str, onnx.TensorProto]) -> onnx.ModelProto:
     """Returns the model with these constants as inputs instead."""
-    made = onnx.ModelProto()
-    made.CopyFrom(proto)
+    made = copied(proto)
     graph = made.graph
     for i in reversed(range(len(graph.initializer))):
         if graph.initializer[i].name in names:

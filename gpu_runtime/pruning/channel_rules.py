@@ -17,18 +17,9 @@ import onnx
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend.load import title
+from gpu_runtime.frontend.weights import int_attribute
 from gpu_runtime.pruning.channel_spaces import MOST_LABELS, Labels, Spaces
-from gpu_runtime.pruning.channel_walk import (
-    NOT_ALIKE,
-    Outputs,
-    Refused,
-    Rule,
-    Shape,
-    Walk,
-    attributes_of,
-    int_of,
-    on_axis_1,
-)
+from gpu_runtime.pruning.channel_walk import NOT_ALIKE, Outputs, Refused, Rule, Shape, Walk, attributes_of, on_axis_1
 from tactics.problems.operators import ALIKE, JOINED, REDUCE, RESHAPES, WINDOWS
 
 SIZES = ("Shape", "Size", "ConstantOfShape")
@@ -102,7 +93,7 @@ def _beside(walk: Walk, node: onnx.NodeProto, name: str, labels: Labels, rank: i
 
 
 def _conv(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    name, group = node.input[1], int_of(node, "group", 1)
+    name, group = node.input[1], int_attribute(node, "group", 1)
     if name not in walk.sources:
         raise Refused(f"the weights of {title(node)} are computed, not stored")
     x, dims, rank = on_axis_1(node, ins[0]), walk.dims(name), len(walk.dims(name))
@@ -144,7 +135,7 @@ def _product(
 
 def _conv_transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     name = node.input[1]
-    if name not in walk.sources or int_of(node, "group", 1) != 1:
+    if name not in walk.sources or int_attribute(node, "group", 1) != 1:
         raise Refused(f"{title(node)} is grouped, or its weights are computed")
     dims = walk.dims(name)
     x = on_axis_1(node, ins[0]) or walk.recorder.pinned(dims[0], f"{title(node)} reads a tensor that {NOT_ALIKE}")
@@ -156,9 +147,9 @@ def _conv_transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | Non
 
 def _gemm(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     name = node.input[1]
-    if name not in walk.sources or int_of(node, "transA", 0) or len(walk.dims(name)) != 2:
+    if name not in walk.sources or int_attribute(node, "transA", 0) or len(walk.dims(name)) != 2:
         raise Refused(f"{title(node)} transposes input A, or its input B is computed")
-    columns = 1 if int_of(node, "transB", 0) else 0
+    columns = 1 if int_attribute(node, "transB", 0) else 0
     return [_matrix(walk, node, ins[0], columns, 2)]
 
 
@@ -250,7 +241,7 @@ def _side_by_side(walk: Walk, node: onnx.NodeProto, pieces: Sequence[Labels | No
 
 def _concat(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
     rank = len(walk.dims(node.output[0]))
-    axis, held = int_of(node, "axis", 1), {a for labels in ins if labels is not None for a in labels.axes}
+    axis, held = int_attribute(node, "axis", 1), {a for labels in ins if labels is not None for a in labels.axes}
     axis += rank if axis < 0 else 0
     if not held:
         return [None]
@@ -299,7 +290,7 @@ def _slice(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
 
 
 def _split(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels, axis = ins[0], int_of(node, "axis", 0)
+    labels, axis = ins[0], int_attribute(node, "axis", 0)
     if labels is None:
         return [None] * len(node.output)
     axis %= labels.ids.ndim
@@ -313,7 +304,7 @@ def _split(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
 
 
 def _gather(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels, axis = ins[0], int_of(node, "axis", 0)
+    labels, axis = ins[0], int_attribute(node, "axis", 0)
     if labels is None or len(ins) != 2:
         raise Refused(f"{title(node)} reads a tensor that {NOT_ALIKE}")
     found = np.array(walk.numbers(node, 1))
@@ -389,14 +380,14 @@ def _reduce(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     if labels is None:
         return [None]
     rank, axes = labels.ids.ndim, walk.numbers(node, 1, "axes")
-    if not axes and int_of(node, "noop_with_empty_axes", 0):
+    if not axes and int_attribute(node, "noop_with_empty_axes", 0):
         return [labels]
     reduced = {a % rank for a in axes} if axes else set(range(rank))
     if reduced.issuperset(labels.axes):
         return [None]  # a sum or a maximum over all channels
     if reduced.intersection(labels.axes):
         raise Refused(f"{title(node)} reduces some of the channel axes, but not all")
-    if int_of(node, "keepdims", 1):
+    if int_attribute(node, "keepdims", 1):
         return [labels]
     shape = tuple(size for i, size in enumerate(labels.ids.shape) if i not in reduced)
     return [Labels(labels.ids.reshape(shape), labels.tags.reshape(shape))]
@@ -418,6 +409,11 @@ def _spread(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     return [None]
 
 
+def _coded(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+    """QuantizeLinear and DequantizeLinear: scales and zero points would have to move with channels of weights behind them."""
+    raise Refused(f"{title(node)} keeps channels in their places: prune the model before it is quantized")
+
+
 # fmt: off
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(JOINED, _elementwise), **dict.fromkeys(WINDOWS, _window),
@@ -427,6 +423,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _norm),
     **dict.fromkeys(("Resize", "Upsample"), _resize),
     "Conv": _conv, "Dropout": _dropout, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul, "Pad": _pad,
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _coded),
     "Concat": _concat, "Slice": _slice, "Split": _split, "Gather": _gather, "Transpose": _transpose,
 }
 # fmt: on

@@ -137,10 +137,6 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     return {a.name: helper.get_attribute_value(a) for a in node.attribute}
 
 
-def int_of(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((a.i for a in node.attribute if a.name == name), default)
-
-
 def on_axis_1(node: onnx.NodeProto, labels: Labels | None) -> Labels | None:
     """Returns labels whose only axis with channels is axis 1, flat; None for None. Raises Refused for other axes."""
     if labels is None:

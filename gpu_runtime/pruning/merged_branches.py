@@ -18,6 +18,7 @@ from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.explain.figures import span_text
 from gpu_runtime.explain.names import grouped
 from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.load import copied
 from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.frontend.weights import checked, weights
 from gpu_runtime.fusion import fuse
@@ -51,10 +52,8 @@ def find(proto: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Found
     if "Conv" not in ops or not ops & {"Add", "Sub", "Sum"}:
         return Found()
     sizes = {v.name: _size(v) for v in proto.graph.input}
-    copied = onnx.ModelProto()
-    copied.CopyFrom(proto)
     try:
-        return Found(tuple(fuse.sums(importer.of_proto(copied, "", {**sizes, **shapes}))))
+        return Found(tuple(fuse.sums(importer.of_proto(copied(proto), "", {**sizes, **shapes}))))
     except ModelError as e:
         dims = {v.name: v.type.tensor_type.shape.dim for v in proto.graph.input if v.name not in shapes}
         guessed = [name for name, shape in dims.items() if any(not d.HasField("dim_value") for d in shape)]

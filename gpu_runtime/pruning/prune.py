@@ -11,11 +11,10 @@ import onnx
 
 from gpu_runtime.accuracy.metrics import Metric, judge
 from gpu_runtime.errors import ModelError, bounded
-from gpu_runtime.frontend import importer, quantized
-from gpu_runtime.frontend.check import check_graph, check_values
-from gpu_runtime.frontend.load import load_whole, named, stored_tensors
+from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.load import copied, load_whole, named, stored_tensors
 from gpu_runtime.frontend.source import Examples, ModelLike, source_of
-from gpu_runtime.frontend.weights import Weight, name_layers, prune_one, weights
+from gpu_runtime.frontend.weights import Weight, check, prune_one, weights
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
@@ -104,7 +103,7 @@ def prune(
     with named(source):
         whole = load_whole(source)
         reference = None if calibration is None else Reference.of(whole, calibration, judged, min_snr, max_drop)
-        checked = _checked(whole)
+        check(checked := copied(whole))
         importer.check_shapes(checked.graph.input, shapes or {})
         found = _rows(checked.graph, choice)
     gain = forecast(source, device, shapes, progress)
@@ -130,18 +129,6 @@ def _choice(layers: str | Sequence[str], skip: str | Sequence[str], device: str 
     if len(only) > 1 or device == NO_DEVICE:
         raise ValueError(f"layers: {AUTO!r} cannot be combined with names, and needs device, the GPU that is planned for")
     return Choice(None, skipped), True
-
-
-def _checked(whole: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns a checked copy of the model in which every node has a name. Raises ModelError."""
-    checked = onnx.ModelProto()
-    checked.CopyFrom(whole)
-    check_graph(checked.graph)
-    quantized.spell(checked)
-    check_values(checked.graph)
-    quantized.check(checked.graph)
-    name_layers(checked.graph)
-    return checked
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def merge(network: Network) -> Network:
             options.limit(concat, group, APART, MERGED)
             joined, part = _around(whole.output, order, concat, (group, names[-1]))
             options.before(concat, joined, part)
-            options.set_type(joined.output, HWC8)
+            options.types[joined.output] = HWC8
     return options.network()
 
 

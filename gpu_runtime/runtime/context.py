@@ -302,7 +302,7 @@ class Context:
             }  # copy from pinned memory
             for name, a in ready.landing.items():
                 a[...] = outputs[name]
-            layers = point.flagged(flags)
+            layers = launched.flagged(point.plan, flags)
             return Ran({**outputs, **(out or {})}, layers, launched.warning(point.plan, layers, ready.on_host, outputs))
 
         future = futures.of_event(gpu.cupy, event, finish)
@@ -333,7 +333,7 @@ class Context:
             names, first = list(self._nonfinite), 0
             for point in self._points:
                 last = first + len(point.plan.steps)
-                names += point.flagged(flags[first:last])
+                names += launched.flagged(point.plan, flags[first:last])
                 first = last
             self._nonfinite = list(dict.fromkeys(names))
         return list(self._nonfinite)

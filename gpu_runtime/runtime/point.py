@@ -79,7 +79,7 @@ class Point:
     def replay(self) -> None:
         """Runs the plan on the present inputs; on a GPU as a CUDA graph, which the first run records."""
         if not self._shared.graph:
-            self._launch_all()
+            self._launch_some(range(len(self.plan.steps)))
         elif self._parts is None:
             self.record()
         else:
@@ -99,10 +99,6 @@ class Point:
                 launch()
             parts.append(launch if library else self._shared.gpu.record(launch))
         self._parts = parts
-
-    def flagged(self, flags: np.ndarray) -> list[str]:
-        """Returns the layers that stored infinity or NaN. `flags`: a word per step, as the kernels set them."""
-        return launched.flagged(self.plan, flags)
 
     def times(self, iterations: int, ahead: Callable[[float], None] = lambda us: None) -> list[list[float]]:
         """Measures microseconds per layer, one list per iteration, each layer between two events on the GPU.
@@ -190,11 +186,8 @@ class Point:
             raise EngineError(f"{why}. Check the inputs, or build the engine again") from None
 
     def _launch_some(self, steps: Sequence[int]) -> None:
+        """Launches these steps; if asked for, fills the memory with NaN that is free behind each."""
         for i in steps:
-            self._launch(i)
-
-    def _launch_all(self) -> None:
-        for i in range(len(self.plan.steps)):
             self._launch(i)
             for offset, nbytes in self._frees.get(i, ()):
                 self._fill(offset, nbytes)

@@ -8,7 +8,7 @@ from typing import Any
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import bounded
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.load import load_whole, named, type_name
+from gpu_runtime.frontend.load import inputs_of, load_whole, named, type_name
 from gpu_runtime.frontend.source import Examples, source_of
 from gpu_runtime.pipeline import build
 from gpu_runtime.sessions.open_sizes import NO_VERSION, ModelMetadata, NodeArg, Signature
@@ -24,8 +24,7 @@ def builds(model: Any, options: Mapping[str, Any]) -> tuple[Signature, Callable[
     source = source_of(model, Examples(options.get("example_inputs"), options.get("shapes")))
     with named(source):
         proto = load_whole(source)
-    stored = {t.name for t in proto.graph.initializer}
-    inputs = [v for v in proto.graph.input if v.name not in stored]
+    inputs = inputs_of(proto.graph)
     types = [v.type.tensor_type for v in inputs]
     is_open = not all(t.HasField("shape") and all(d.HasField("dim_value") for d in t.shape.dim) for t in types)
     if is_open:

@@ -24,6 +24,7 @@ from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import Counts, convolved, sm_l2, tensor_rate, throttled, together
 from tactics.step import Launch, act_code, alpha_beta, conv_pointers, ints, launch, linear, member
 from tactics.tactic import Only, Tactic, Tile, on_kernel, restrict, tactic_of
+from tactics.tiles import stage_bytes
 
 TILES = tuple(
     Tile(*t)
@@ -81,7 +82,7 @@ def shared_bytes(tactic: Tactic) -> int:
     memory, the intermediate tile and the second convolution's staging tile, each with a table of n words.
     """
     t = tactic.gemm
-    return max(t.stages * conv_gemm.stage_bytes(tactic), 2 * (t.m * t.n * 2 + t.n * 4))
+    return max(t.stages * stage_bytes(tactic), 2 * (t.m * t.n * 2 + t.n * 4))
 
 
 def launches(p: BackToBackProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:

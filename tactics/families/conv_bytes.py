@@ -18,15 +18,7 @@ from cuda_kernels.device import Device
 from tactics import main_loops
 from tactics.families import conv_gemm
 from tactics.families.merged import merged
-from tactics.format import (
-    BYTE_LAYOUTS,
-    HALF_FORMATS,
-    WHOLE,
-    Format,
-    Strides,
-    padded_channels,
-    too_large,
-)
+from tactics.format import BYTE_LAYOUTS, HALF_FORMATS, WHOLE, Format, Strides, padded_channels, too_large
 from tactics.problems.epilogue import RELU
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
@@ -40,13 +32,13 @@ SOURCES = {"conv_dense_int8": "conv_dense", "conv_sparse24_int8": "conv_sparse24
 HALVED = {"hwc16": "hwc8", "chw32": "chw16"}  # layouts of bytes -> the same addresses, of halfs
 # Products of bytes per clock and SM, which GeForce cards do at the workstation cards' rate (data sheets).
 INT8_FMA_PER_CLK = {"sm_80": 2048, "sm_86": 1024, "sm_87": 2048, "sm_89": 1024, "sm_90a": 4096, "sm_120": 1024}
-_QUANTIZED = replace(RELU, multiplied=True, act=Activation("quantize", (0.0, 127.0)))
+QUANTIZED = replace(RELU, multiplied=True, act=Activation("quantize", (0.0, 127.0)))
 CASES = dict.fromkeys(
     SOURCES,
     (
-        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=_QUANTIZED, sparse24=True),
+        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=QUANTIZED, sparse24=True),
         ConvProblem(
-            1, 48, 7, 10, 88, 1, 1, epilogue=replace(_QUANTIZED, residual=True, residual_multiplied=True), sparse24=True
+            1, 48, 7, 10, 88, 1, 1, epilogue=replace(QUANTIZED, residual=True, residual_multiplied=True), sparse24=True
         ),
     ),
 )
@@ -70,11 +62,10 @@ def byte_candidates(p: ConvProblem, dtypes: Sequence[str], device: Device, only:
         tiles = restrict(kernel, conv_gemm.TILES[source], only)
         for tile, layout, y in product(tiles, BYTE_LAYOUTS, outs):
             tactic = tactic_of(kernel, tile, (Format(x_type, layout), *((y,) * len(residual))), y)
-            if no_room(smem_bytes(tactic), device):
+            if no_room(conv_gemm.conv_smem(tactic), device):
                 continue
             yield tactic
-            of = as_halves(tactic)
-            for shared in (*conv_gemm.splits(half, of, device), *conv_gemm.streams(half, of, device)):
+            for shared in (*conv_gemm.splits(half, tactic, device), *conv_gemm.streams(half, tactic, device)):
                 yield tactic_of(kernel, shared, tactic.ins, y)
 
 
@@ -90,10 +81,9 @@ def as_halves(tactic: Tactic) -> Tactic:
     return tactic_of(SOURCES[tactic.kernel], tactic.tile, (x, *tactic.ins[1:]), tactic.out)
 
 
-def smem_bytes(tactic: Tactic) -> int:
-    """Bytes of dynamic shared memory: as for halves, and the other half of each stage's metadata."""
-    t = tactic.gemm
-    return conv_gemm.conv_smem(as_halves(tactic)) + (t.stages * sparse24.metadata_bytes(t.m, t.k) if tactic.sparse else 0)
+def of_bytes(device: Device) -> Device:
+    """Returns the device with products of FP16, with FP32 sums, at half the rate of products of bytes."""
+    return replace(device, mma_fma_per_clk=INT8_FMA_PER_CLK.get(device.sm, 2 * device.mma_fma_per_clk) // 2)
 
 
 def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
@@ -101,7 +91,7 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
     in_halves = Strides(x.n // 2, x.block // 2, x.pixel // 2, x.log2v - 1)
     (made,) = conv_gemm.launches(halved(p), as_halves(tactic), strided=(in_halves, *others))
     types = byte_values("X", tactic.ins[0]) | byte_values("Y", tactic.out)
-    return (replace(made, values=tuple(sorted((*made.values, *types.items()))), smem=smem_bytes(tactic)),)
+    return (replace(made, values=tuple(sorted((*made.values, *types.items()))), smem=conv_gemm.conv_smem(tactic)),)
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -118,9 +108,7 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
 
 
 def counts(p: ConvProblem, tactic: Tactic, device: Device) -> Counts:
-    """Counts as conv_gemm does, by analogy: loops as those of FP16 products at half the rate of products of bytes."""
-    half, of = halved(p), as_halves(tactic)
-    rate = INT8_FMA_PER_CLK.get(device.sm, 2 * device.mma_fma_per_clk) // 2
-    limits = conv_gemm.limits(half, of, replace(device, mma_fma_per_clk=rate))
+    """Counts as conv_gemm does, with the simulated shares of these kernels' own loops."""
+    limits = conv_gemm.limits(halved(p), tactic, of_bytes(device))
     weights = sum(size for name, size in section_bytes(p, tactic).items() if name in ("w", "meta"))
     return convolved(p, tactic, weights, limits, untimed=main_loops.UNTIMED)

@@ -59,6 +59,7 @@ from tactics.tiles import (
     out_of_registers,
     registers,
     registers_of_norm,
+    stage_bytes,
     staging_bytes,
     stored_bytes,
 )
@@ -201,13 +202,6 @@ def conv_smem(tactic: Tactic, prologue: Prologue = PLAIN) -> int:
     constants = 4 * t.k if prologue.scaled else GATE_BYTES if prologue.gated else 0
     pipeline, staging, table = t.stages * (stage_bytes(tactic) + constants), staging_bytes(tactic), t.n * 4
     return max(pipeline, staging) + table if early_residual(tactic, prologue.gated) else max(pipeline, staging + table)
-
-
-def stage_bytes(tactic: Tactic) -> int:
-    """Returns the bytes of one pipeline stage: weights (2:4: half the values and a metadata bit per element) and pixels."""
-    t = tactic.gemm
-    a = t.m * t.k * 2
-    return (a // 2 + sparse24.metadata_bytes(t.m, t.k) if tactic.sparse else a) + t.n * t.k * 2
 
 
 def launches(

@@ -106,8 +106,57 @@ def test_sparse_products_go_over_twice_the_k():
     dense = code("HMMA.16816.F32 R8, R0, R4, R8")[0]
     devices = [machine(named(name)) for name in ("a100", "rtx4090", "h100")]
     assert [(interval(m, dense), interval(m, sparse)) for m in devices] == [(8, 8), (32, 32), (6, 9)]
+    with pytest.raises(ValueError, match=r"IMMA.16816.S8.S8 at 0x0: no published rate is in the table"):
+        interval(A100, code("IMMA.16816.S8.S8 R8, R0, R4, R8")[0])
     with pytest.raises(ValueError, match=r"HGMMA.64x64x8.F32.TF32 at 0x0: no published rate is in the table"):
         interval(A100, code("HGMMA.64x64x8.F32.TF32 R24, gdesc[UR4], R24")[0])
+
+
+def of_bytes(n: int, first: int = 32, sparse: bool = False) -> list[str]:
+    """Independent products of whole numbers of 8 bits, of either sign."""
+    if sparse:
+        return [f"IMMA.SP.16864.S8.U8 R{first + 4 * k}, R0, R4, R{first + 4 * k}, R20, 0x0" for k in range(n)]
+    return [f"IMMA.16832.S8.S8 R{first + 4 * k}, R0, R4, R{first + 4 * k}" for k in range(n)]
+
+
+@pytest.mark.parametrize(
+    "device, dense, sparse",
+    [("a100", 8, 8), ("a10", 16, 16), ("rtx3090", 16, 16), ("l4", 16, 16), ("rtx4090", 16, 16), ("orin_agx64", 8, 8)]
+    + [("h100", 6, 9), ("rtx5090", 16, 16)],
+)
+def test_geforce_cards_multiply_bytes_as_workstation_cards(device, dense, sparse):
+    """Four times as fast as FP16 with FP32 sums, others twice; 2:4 goes over twice the K in the same clocks."""
+    m = machine(named(device))
+    assert interval(m, code(*of_bytes(1))[0]) == dense and interval(m, code(*of_bytes(1, sparse=True))[0]) == sparse
+    assert steady_of(code(*of_bytes(8)), TWO_EACH, m).clocks_per_stage == 16 * dense
+
+
+@pytest.mark.parametrize(
+    "sparse, r, independent, clocks, rate",
+    [
+        (False, ONE_EACH, 1, 24.7, None),
+        (False, ONE_EACH, 3, 27.1, 1812.4),
+        (False, TWO_EACH, 2, 32.9, 1986.5),
+        (True, ONE_EACH, 1, 24.7, None),
+        (True, ONE_EACH, 3, None, 3544.7),
+        (True, TWO_EACH, 2, None, 3961.5),
+    ],
+)
+def test_products_of_bytes_take_what_was_measured_on_an_a100(sparse, r, independent, clocks, rate):
+    """arXiv 2206.02874, tables 3 and 6: latency of m16n8k32 and of sparse m16n8k64, products per clock and SM."""
+    found = steady_of(code(*of_bytes(independent, sparse=sparse)), r, A100).clocks_per_stage
+    assert clocks is None or found == pytest.approx(clocks, rel=0.10)
+    products = r.warps * independent * 16 * 8 * (64 if sparse else 32)
+    assert rate is None or products / found == pytest.approx(rate, rel=0.11)
+
+
+def test_a_loop_of_bytes_by_hand():
+    """Four loads of four wavefronts and six products a warp, eight warps: the port takes 8 * 4 * 4 = 128 clocks; the tensor
+    core of a sub-core 2 * 6 * 8 = 96 on an A100, twice that on an RTX 4090. The larger one is the loop's."""
+    loop = code(*(f"LDSM.16.M88.4 R{100 + 4 * n}, [R99]" for n in range(4)), *of_bytes(6))
+    fast, slow = (steady_of(loop, TWO_EACH, machine(named(name)), stages=STAGES, warm=FULL) for name in ("a100", "rtx4090"))
+    assert fast.clocks_per_stage == pytest.approx(128, rel=0.02) and fast.mma_share == pytest.approx(0.75, abs=0.02)
+    assert slow.clocks_per_stage == pytest.approx(192, rel=0.02) and slow.mma_share == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize("width, wavefronts", [("32", 1), ("64", 2), ("128", 4)])

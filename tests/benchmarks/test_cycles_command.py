@@ -49,6 +49,15 @@ def test_a_loop_is_listed_and_summed_up(few_points):
     assert re.fullmatch(r"  noise .*: 261 ([\d.]+% to [\d.]+%), 400 .*, 600 .*", lines[-1])
 
 
+def test_a_loop_of_bytes_is_listed_too(few_points):
+    for kernel, product in (("conv_dense_int8", "IMMA.16832.S8.S8"), ("conv_sparse24_int8", "IMMA.SP.16864.S8.S8")):
+        for device in ("a100", "rtx4090", "orin_agx64"):
+            result = run(kernel, "64x64x64_w2x2_s4", "--device", device, *(("--brief",) if device != "a100" else ()))
+            assert result.exit_code == 0, result.output
+            assert f"{kernel} 64x64x64_w2x2_s4 on " in result.output and " products. " in result.output
+            assert (result.output.count(f" {product} ") >= 16) == (device == "a100")
+
+
 def test_slower_tensor_cores_are_busier():
     busy = {}
     for device in ("a100", "a10", "rtx3090"):
@@ -140,7 +149,7 @@ def test_every_tile_has_one_name():
 @pytest.mark.parametrize(
     "args, says",
     [
-        ((), "kernel '': expected conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24, conv_dense_sm90, "),
+        ((), "kernel '': expected conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24, conv_dense_int8, "),
         (("conv_dense", "128x128x32"), "several begin so; expected one of 128x128x32_w2x4_s4, 128x128x32_w2x2_s4"),
         (("conv_dense", "7x7x7"), "conv_dense has no such tile; expected one of 128x256x32"),
         (("conv_dense", "64x64x64", "--sm", "sm_75"), "architecture sm_75: expected one of"),

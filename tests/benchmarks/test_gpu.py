@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu, hardware
+from benchmarks import gpu, hardware, processes
 from benchmarks.experiments import kernels, pack
 from cuda_kernels import device as devices
 from tactics.measure import timing
@@ -110,8 +110,8 @@ def test_a_small_run_answers_nothing(run):
 @pytest.mark.parametrize("need", gpu.NEEDS)
 def test_what_is_missing_leaves_its_row_out_with_the_reason(run, monkeypatch, need):
     monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(gpu.shutil, "which", lambda name: None)
-    monkeypatch.setattr(gpu, "glob", lambda pattern: [])
+    monkeypatch.setattr(processes.shutil, "which", lambda name: None)
+    monkeypatch.setattr(processes, "glob", lambda pattern: [])
     rows = run({"a": WRITES}, needs=(need,))
     cure = "pip install torch" if need == "torch" else f"{need} is neither on PATH nor"
     assert rows["a"]["status"].startswith("left out: ") and cure in rows["a"]["status"] and run.code == 0

@@ -7,8 +7,7 @@ import onnx
 import pytest
 
 from benchmarks.networks import NETWORKS
-from benchmarks.rewrite_gains import IMPORTS, RESULTS, WITHOUT, gains, table, without
-from gpu_runtime.rewrites import attention
+from benchmarks.rewrite_gains import IMPORTS, RESULTS, WITHOUT, gains, table
 
 
 @pytest.mark.parametrize("name", [*WITHOUT, *IMPORTS])
@@ -21,13 +20,6 @@ def test_the_committed_table_names_rewrites_of_today():
     networks = json.loads(RESULTS.read_text())["networks"]
     assert {name for row in networks.values() for name in row["rewrites"]} <= {*WITHOUT, *IMPORTS}
     assert len(list(table(networks))) == len(WITHOUT) + len(IMPORTS)
-
-
-def test_what_is_left_out_comes_back():
-    offer = attention.offer
-    with without(*WITHOUT["attention"]):
-        assert attention.offer("any network") == "any network"
-    assert attention.offer is offer
 
 
 def test_one_convolution_has_nothing_to_rewrite(tmp_path):

@@ -14,6 +14,7 @@ from cuda_kernels import shares
 from cuda_kernels.compile import nvrtc_version as nvrtc
 from cuda_kernels.device import named, relative, reported
 from tactics import main_loops
+from tactics.families import conv_bytes, conv_gemm
 from tactics.predict import OURS, predict
 from tactics.problems.problem import ConvProblem
 from tactics.problems.prologue import Prologue
@@ -164,12 +165,12 @@ def test_of_a_norm_s_loop_the_tile_s_own_products_count():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24"])
+@pytest.mark.parametrize("kernel", ["conv_dense", "conv_sparse24", "conv_dense_int8", "conv_sparse24_int8"])
 def test_a_row_of_the_table_is_what_the_simulation_says(kernel):
     of = shares.table().get(nvrtc(), {}).get(kernel)
     if of is None or of["source"] != cycle_shares.source(kernel):
         pytest.skip("the table is of other sources or another compiler: python -m benchmarks.cycle_shares")
-    for name in shares.LOOPS:
+    for name in of["shares"][TILE]:
         rows = cycle_shares.simulated(replace(SMALL, kernel=kernel, name=name), "sm_80", {})
         assert of["shares"][TILE][name]["sm_80/1024"] == rows["sm_80/1024"], name
 
@@ -195,6 +196,48 @@ def test_a_prologue_and_planes_have_loops_of_their_own():
         plain = clocks(vectors)
         assert clocks(planes) > 2 * plain
         assert all(clocks(vectors, **{name: True}) > 1.05 * plain for name in ("scaled", "gated"))
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_products_of_bytes_take_the_shares_of_their_own_loops(given, sparse):
+    """Halving their rows makes them slower, and FP16's not: with a long K nearly by half of their clocks."""
+    p = ConvProblem(32, 1024, 28, 28, 1024, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=conv_bytes.QUANTIZED)
+    kernels = ("conv_sparse24", "conv_sparse24_int8") if sparse else ("conv_dense", "conv_dense_int8")
+    whole, us = json.loads(shares.TABLE.read_text()), {}
+    for factor in (1, 0.5):
+        given |= json.loads(json.dumps(whole))
+        for by in given[max(given, key=shares._numbers)][kernels[1]]["shares"].values():
+            for row in by["vectors"].values():
+                row[1] = [factor * share for share in row[1]]
+        for cached in (shares.rows, shares.share, main_loops.stage):
+            cached.cache_clear()
+        for kernel in kernels:
+            tactic = cycles.tactic(kernel, cycles.TILES[kernels[0]][0])
+            us[kernel, factor] = (
+                max(conv_bytes.counts(p, tactic, A100).limits.values())
+                if "int8" in kernel
+                else (max(conv_gemm.counts(p, tactic, A100).limits.values()))
+            )
+    main_loops.stage.cache_clear()
+    assert us[kernels[0], 0.5] == us[kernels[0], 1] > us[kernels[1], 1] and us[kernels[1], 0.5] > 1.6 * us[kernels[1], 1]
+
+
+def test_geforce_cards_take_the_rows_of_workstation_cards_for_bytes():
+    for geforce, workstation in (("rtx4090", "l4"), ("rtx3090", "a10"), ("rtx5090", "rtx_pro_6000")):
+        rows = [shares.rows(kernel)[TILE]["vectors"] for kernel in cycles.BYTES]
+        name = shares.machine_name(conv_bytes.of_bytes(named(geforce)))
+        assert name == shares.machine_name(named(workstation)) and all(name in row for row in rows)
+        assert not any(shares.machine_name(named(geforce)) in row for row in rows)
+    unknown = shares.share("conv_dense_int8", "8x8x8_w1x1_s2", "vectors", conv_bytes.of_bytes(named("rtx4090")), 1)
+    assert unknown == min(row["vectors"]["sm_89/512"][1][0] for row in shares.rows("conv_dense_int8").values())
+
+
+def test_the_rate_of_bytes_is_in_the_hashes_of_their_loops_only():
+    at = machine(A100)
+    other = replace(at, bytes_per_clk=at.bytes_per_clk / 2)
+    for kernel in cycles.KERNELS:
+        figures = [repr(cycle_shares._figures(kernel, m)) for m in (at, other)]
+        assert (figures[0] == figures[1]) == (kernel not in cycles.BYTES)
 
 
 def test_a_long_convolution_takes_its_products_at_the_share_and_what_tiles_begin_and_end_with():

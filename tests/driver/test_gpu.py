@@ -9,16 +9,15 @@ installed or refuses the device.
 import os
 import random
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from glob import glob
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import processes
 from cuda_kernels.compile import compile_many
 from cuda_kernels.device import current, why_no_gpu
 from cuda_kernels.driver import why_fatal
@@ -171,8 +170,8 @@ def test_a_recorded_graph_replays_the_same(device):
 
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_compute_sanitizer_finds_nothing(tool, device):
-    program = shutil.which("compute-sanitizer") or next(iter(sorted(glob("/usr/local/cuda*/bin/compute-sanitizer"))), None)
-    if program is None:
+    program = processes.program("compute-sanitizer")
+    if not program:
         pytest.skip("compute-sanitizer is neither on PATH nor in /usr/local/cuda*/bin")
     root = Path(__file__).resolve().parents[2]
     steps = [s for _, problem, tactic in sanitize_cases(device) for s in launches(problem, tactic)]

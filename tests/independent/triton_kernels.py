@@ -304,6 +304,14 @@ def roots(x, y, n, B: tl.constexpr):
     tl.store(y + i, total, mask=i < n)
 
 
+@triton.jit
+def clipped(x, w, y, n, B: tl.constexpr):
+    """The nearest whole number, a half to an even one, by NVIDIA's device library; another number where that is less."""
+    i = tl.program_id(0) * B + tl.arange(0, B)
+    a, b = tl.load(x + i, mask=i < n, other=0.0), tl.load(w + i, mask=i < n, other=0.0)
+    tl.store(y + i, tl.minimum(libdevice.rint(a), b), mask=i < n)
+
+
 # ---- which of them, with what types and sizes
 
 HALF, SINGLE, BRAIN, INT, LONG = "*fp16", "*fp32", "*bf16", "*i32", "*i64"
@@ -391,6 +399,8 @@ CASES = {
     "turned_in_cluster": Case(turned, {"x": HALF, "y": HALF}, {"M": 64, "N": 32}, sm=90, options={"num_ctas": 2}),
     "rounded": Case(rounded, {"x": SINGLE, "w": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 128}),
     "roots": Case(roots, {"x": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 128}, options={"enable_reflect_ftz": False}),
+    "clipped": Case(clipped, {"x": SINGLE, "w": SINGLE, "y": SINGLE, "n": "i32"}, {"B": 256}, by_16=("n",),
+                    options={"enable_reflect_ftz": False}),
 }
 # fmt: on
 

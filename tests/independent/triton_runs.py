@@ -344,13 +344,19 @@ def roots(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     yield Run((3, 1, 1), {"x": x}, "y", 1 / np.sqrt(v) + 1 / v + v / (v + 3) + np.tanh(v), {"n": 300}, rtol=1e-6)
 
 
+def clipped(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
+    x = np.concatenate([np.arange(-100, 100) / 2, 90 * rng.standard_normal(120)]).astype(np.float32)
+    w = rng.integers(-40, 41, 320).astype(np.float32)
+    yield Run((2, 1, 1), {"x": x, "w": w}, "y", np.minimum(np.rint(x), w).astype(np.float64), {"n": 320})
+
+
 # fmt: off
 RUNS: dict[str, Callable[[Triton, np.random.Generator], Iterator[Run]]] = {
     "matmul": matmuls, "tma": copied_products, "box": boxes, "conv": convs, "attention": attentions, "transpose": transposes,
     "histogram": histograms,
     "functions": functions, "numbers": numbers, "counters": counters, "dependent": dependents, "words": words, "shorts": shorts,
     "compared": comparisons, "masks": masks, "carried": carried, "gathered": gathers, "rounded": rounded, "roots": roots,
-    "turned": transposed_by_two,
+    "turned": transposed_by_two, "clipped": clipped,
 }
 # fmt: on
 

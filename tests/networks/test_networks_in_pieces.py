@@ -9,6 +9,7 @@ from benchmarks import light, topologies
 from benchmarks.plan_records import MODELS
 from gpu_runtime.errors import ModelError
 from tactics.problems.batches import sizes_of
+from tests.engines import resized
 from tests.gpu_runtime.planning.test_batch_pieces import forced
 from tests.reference_run import relative_error
 
@@ -21,7 +22,7 @@ MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | {"resnet20_cifar10": ()}  # all 
 def at_batch(name: str) -> onnx.ModelProto:
     """The network for some images, small ones where it takes them."""
     if name in topologies.NAMES:
-        return topologies.resized(light.open_batch(topologies.filled(name)), SIZE)
+        return resized(light.open_batch(topologies.filled(name)), SIZE)
     return light.open_batch(light.light(name) if name in light.NAMES else onnx.load(MODELS / f"{name}.onnx"))
 
 

@@ -1,6 +1,7 @@
 """Quantised networks, published ones and drawn ones that onnxruntime quantised, against onnxruntime without its optimizer."""
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,12 +10,13 @@ import pytest
 from onnx import helper, numpy_helper
 
 import gpu_runtime as gr
+from benchmarks import topologies
 from gpu_runtime.network import Network, exists
 from gpu_runtime.rewrites import integers
 from tactics.problems.pointwise_ops import ROUNDING
 from tactics.problems.problem import ConvProblem
 from tactics.sampling.data import reference
-from tests.engines import emulated
+from tests.engines import emulated, resized
 from tests.reference_run import given_model, model, network, node, ort_run, relative_error, run
 
 FORMS = ("u8s8", "s8s8sym", "trt", "modelopt")
@@ -190,9 +192,11 @@ class Drawn:
         return model(self.nodes, {"x": (2, 3, 12, 12)}, "y", self.weights, opset=int(self.rng.choice([13, 15, 17])))
 
 
-def quantised(proto: onnx.ModelProto, folder, feeds, operators: bool, signed: bool, per_channel: bool) -> onnx.ModelProto:
-    """What onnxruntime.quantization makes of a model. Weights have 7 bits: onnxruntime saturates sums of two products of 8 bits
-    on processors without VNNI.
+def quantised(
+    proto: onnx.ModelProto, folder, feeds, operators: bool, signed: bool, per_channel: bool, prepared: bool = False
+) -> onnx.ModelProto:
+    """What onnxruntime.quantization makes of a model, which is `prepared` as its manual asks. Weights have 7 bits: onnxruntime
+    saturates sums of two products of 8 bits on processors without VNNI.
     """
     quantization = pytest.importorskip("onnxruntime.quantization")
 
@@ -200,6 +204,8 @@ def quantised(proto: onnx.ModelProto, folder, feeds, operators: bool, signed: bo
     reader = type("Reader", (quantization.CalibrationDataReader,), {"get_next": lambda self: next(left, None)})
     logging.disable(logging.WARNING)
     onnx.save(proto, folder / "fp32.onnx")
+    if prepared:
+        quantization.quant_pre_process(folder / "fp32.onnx", folder / "fp32.onnx")
     types = {
         "activation_type": getattr(quantization.QuantType, "QInt8" if signed else "QUInt8"),
         "weight_type": quantization.QuantType.QInt8,
@@ -234,3 +240,47 @@ def test_drawn_networks_of_integer_operators(seed, tmp_path):
     assert any(n.op_type == "QLinearConv" for n in proto.graph.node)
     got, expected = run(network(proto), x)["y"], ort_run(proto, x, optimized=False)["y"]
     assert relative_error(got, expected) < CHAOS
+
+
+# ---- networks of torchvision, whose weights are drawn
+
+GROUPS = "no INT8 kernel has groups"
+ZERO_POINT = "its input has a zero point, so that its numbers have 9 bits"
+FASTER = "the plan is faster with it in FP16"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "signed, operators",
+    [
+        pytest.param(True, False, id="s8s8"),
+        pytest.param(False, False, id="u8s8", marks=pytest.mark.long),
+        pytest.param(False, True, id="operators", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize(
+    "name, least, grouped, zero_points", [("tv_resnext50", 33, 16, 0), ("tv_mobilenet_v3_large", 40, 15, 31)]
+)
+def test_topologies(name, least, grouped, zero_points, signed, operators, tmp_path):
+    """Every layer rounds as onnxruntime's, and the network is as near as onnxruntime's two runs are to each other, on 8 images:
+    on most of these they are equal, and on others one rounding moves all that follow. All layers that can compute in INT8 are
+    offered to the plan, and it takes most of them.
+    """
+    if name not in topologies.NAMES:
+        pytest.skip(f"{name} is not in {topologies.FOLDER}")
+    given = resized(topologies.filled(name), 64)
+    xs = [{"x": np.random.default_rng(seed).uniform(-1, 1, (1, 3, 64, 64)).astype(np.float32)} for seed in range(8)]
+    proto = pairs = quantised(given, tmp_path, xs[5], False, signed=signed, per_channel=True, prepared=True)
+    if operators:
+        proto = quantised(given, tmp_path, xs[5], True, signed=signed, per_channel=True, prepared=True)
+    runs = [[next(iter(ort_run(pairs, x, optimized=way).values())) for way in (False, True)] for x in xs]
+    spread = max(relative_error(other, plain) for plain, other in runs)
+    share, most = (0.0, 0.0) if operators else off(network(proto), xs[5], whole_numbers(proto, xs[5]), fp16=False)
+    assert share < 3e-5 and most <= 2  # a residual's launch rounds twice, and may enlarge the first step
+    engine = gr.build(tmp_path / "m.onnx", device="l4")
+    assert relative_error(next(iter(emulated(engine, xs[5]).values())), runs[5][0]) < 3 * spread + 0.01
+    onnx.save(resized(proto, 224), tmp_path / "m.onnx")
+    reasons = Counter(gr.build(tmp_path / "m.onnx", device="l4").record.plan.int8.values())
+    assert reasons[GROUPS] == grouped and reasons[ZERO_POINT] == (0 if signed else zero_points)
+    assert reasons[""] + reasons[FASTER] + reasons[GROUPS] + reasons[ZERO_POINT] == sum(reasons.values()), reasons
+    assert reasons[""] >= (least if signed or not zero_points else least - zero_points), reasons

@@ -14,7 +14,7 @@ from benchmarks.bench_networks import images
 from cuda_kernels.device import named
 from gpu_runtime.runtime.plan_record import LaunchStep, PlanRecord, Step
 from tactics.kernels import ROWS
-from tests.engines import BOUND, SPARSE_DEVICE, emulated
+from tests.engines import BOUND, SPARSE_DEVICE, emulated, resized
 from tests.reference_run import largest_values, ort_run, relative_error, run
 from tests.reference_run import network as network_of
 
@@ -91,7 +91,7 @@ def launched(plan: PlanRecord) -> list[Step]:
 def test_values(network, sparsity, tmp_path):
     """Within BOUND, or three times what rounding every tensor to FP16 costs by itself."""
     model, (_, size) = network
-    model = topologies.resized(model, size)
+    model = resized(model, size)
     onnx.save(model, tmp_path / "m.onnx")
     pruned = io.BytesIO()
     engine = gr.build(

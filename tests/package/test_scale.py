@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from benchmarks.bench_scale import KINDS, _Net
+from benchmarks.bench_scale import KINDS, _Net, stage_seconds
 from cuda_kernels.device import named
 from gpu_runtime import ModelError, build
 from gpu_runtime import load as load_engine
@@ -82,6 +82,12 @@ def test_problems_alike_are_timed_once_and_share_their_entries(model):
     assert max(asked.values()) == 3
     inner = [c.entries for c in table.graph.choices if c.name in {op.name for op in convs[1:-1]}]
     assert all(entries is inner[0] for entries in inner)
+
+
+def test_each_stage_of_the_benchmark_is_a_part_of_a_build(model):
+    with stage_seconds() as spent:
+        build(model("branches", 10), device="h200", sparsity="force")
+    assert all(spent.values()), spent
 
 
 # Of 32 to 64 convolutions of one tensor the planner searches longer for an order of elimination: from 24 on, no trend is seen.

@@ -55,15 +55,14 @@ def describe(path: Path) -> ModelInfo:
     with load.named(path):
         proto = load.load_whole(path)
         check.check_texts(proto.graph)
-        graph, stored = proto.graph, {t.name for t in proto.graph.initializer}
-        weights = [t for _, t in load.stored_tensors(graph)]
+        graph, weights = proto.graph, [t for _, t in load.stored_tensors(proto.graph)]
         return ModelInfo(
             str(path),
             path.stat().st_size,
             f"{proto.producer_name} {proto.producer_version}".strip(),
             proto.ir_version,
             {o.domain or "ai.onnx": o.version for o in proto.opset_import},
-            _values(v for v in graph.input if v.name not in stored),
+            _values(load.inputs_of(graph)),
             _values(graph.output),
             dict(Counter(node.op_type for node in graph.node).most_common()),
             len(graph.initializer),

@@ -61,6 +61,8 @@ CASES = {
         ReformatProblem(2, 40, 6, 5, "fp32:chw", "fp16:hwc8"),
         ReformatProblem(2, 40, 6, 5, "fp16:hwc8", "fp32:chw"),
         ReformatProblem(2, 40, 6, 5, "fp16:chw", "fp16:chw32"),
+        ReformatProblem(2, 40, 6, 5, "fp16:hwc8", "int8:hwc16"),
+        ReformatProblem(2, 40, 6, 5, "uint8:chw32", "fp16:chw"),
         MoveProblem(2, 40, 9, 8, "window", (16, 4, 7), start=(8, 1, 0), step=(1, 2, 1)),
         ConcatProblem((16, 32, 16), (2, 5, 4)),
     ),

@@ -29,7 +29,8 @@ from tactics.step import NONFINITE, Launch, byte_values, grid, ints, launch, lin
 from tactics.tactic import Tactic, tactic_of
 
 _CHAIN = (Stage("mul", "c0"), Stage("add", "t1"), Stage("relu"))
-CASES = {"pointwise": (PointwiseProblem(2, 40, 5, 3, _CHAIN, ("nchw", "nchw"), ("c",)),)}
+_WHOLE = (*_CHAIN, Stage("quantize", params=(0.0, 127.0)))
+CASES = {"pointwise": tuple(PointwiseProblem(2, 40, 5, 3, of, ("nchw", "nchw"), ("c",)) for of in (_CHAIN, _WHOLE))}
 
 
 def candidates(problem: PointwiseProblem, device: Device) -> Candidates:

@@ -101,6 +101,8 @@ def test_branches_take_their_commonest_path(monkeypatch):
         ("HMMA.16816.F32 R4, R8.reuse, R2, R4", "R8 R9 R10 R11 R2 R3 R4 R5 R6 R7", "R4 R5 R6 R7"),
         ("HMMA.16816.F16 R4, R8, R2, RZ", "R8 R9 R10 R11 R2 R3", "R4 R5"),
         ("HMMA.1688.F32 R4, R8, R2, R12", "R8 R9 R2 R12 R13 R14 R15", "R4 R5 R6 R7"),
+        ("IMMA.16832.S8.U8 R4, R8.reuse.ROW, R2.COL, R4", "R8 R9 R10 R11 R2 R3 R4 R5 R6 R7", "R4 R5 R6 R7"),
+        ("IMMA.SP.16864.S8.S8 R4, R8.ROW, R12.COL, R4, R2, 0x0", "R8 R9 R10 R11 R12 R13 R14 R15 R4 R5 R6 R7 R2", "R4 R5 R6 R7"),
         ("HMMA.SP.16832.F32 R4, R8, R12, R4, R2.reuse, 0x0", "R8 R9 R10 R11 R12 R13 R14 R15 R4 R5 R6 R7 R2", "R4 R5 R6 R7"),
         ("LDSM.16.M88.4 R172, [R172+0x2000]", "R172", "R172 R173 R174 R175"),
         ("LDSM.16.MT88.2 R0, [R3+UR4]", "R3 UR4", "R0 R1"),

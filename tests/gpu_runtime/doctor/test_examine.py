@@ -21,7 +21,9 @@ from gpu_runtime.doctor.known_failures import Failure
 from gpu_runtime.doctor.measured_rates import PRODUCT, RATES, SMALL, products, rate
 from gpu_runtime.doctor.worker import CHECKS
 from tactics.candidates import base_runner, candidates, rejected
+from tactics.format import is_bytes
 from tactics.kernels import KERNELS
+from tactics.problems.problem import ReformatProblem
 from tactics.sampling.data import random_data, reference
 from tactics.sampling.trial import Wrong, execute, in_a_graph, judge, trial
 from tactics.tiles import DENSE_TILES, SPARSE_TILES
@@ -73,6 +75,18 @@ def test_cases_do_not_rest_on_what_a_device_is_denied():
 def test_few_cases_are_of_every_kernel():
     found = cases(H200, few=True)
     assert {c.kernel for c in found} == set(KERNELS) and len(found) <= 2 * len(KERNELS)
+
+
+@pytest.mark.parametrize("device", [H200, named("l4")], ids=lambda d: d.name)
+def test_bytes_are_read_and_written_in_cases_of_each_problem_that_may_have_them(device):
+    found = {
+        (c.kernel, type(c.problem), place)
+        for c in cases(device)
+        for place, formats in (("in", c.tactic.ins), ("out", (c.tactic.out,)))
+        if any(map(is_bytes, formats))
+    }
+    kinds = [(k.name, kind) for k in KERNELS.values() for kind in k.whole] + [("move", ReformatProblem)]
+    assert found == {(*kind, place) for kind in kinds for place in ("in", "out")}
 
 
 # ---- one case

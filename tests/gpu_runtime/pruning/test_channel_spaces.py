@@ -11,7 +11,7 @@ from gpu_runtime.pruning.channel_spaces import Recorder, Spaces
 from gpu_runtime.pruning.prune import prune
 from tests.channel_networks import network
 from tests.conftest import MODELS
-from tests.reference_run import model, node, ort_run
+from tests.reference_run import given_model, model, node, ort_run
 
 GROUP = 40  # networks in one test
 
@@ -196,6 +196,13 @@ def test_a_bias_of_one_number_moves_with_any_channels(zero):
     pruned = prune(proto, permute=True, device="none")
     rows = [r for r in pruned.rows if r.verdict == "pruned"]
     assert [r.unmoved for r in rows] == [""] * 3 and sum(r.lost_energy for r in rows) < sum(r.unpermuted for r in rows)
+
+
+@pytest.mark.parametrize("form", ["u8s8", "modelopt", "qop"])
+def test_channels_of_a_quantised_model_stay_and_the_reason_says_what_to_do(form):
+    pruned = prune(given_model(f"quantized/resnet20_cifar10.{form}"), permute=True, device="none")
+    why = [r.unmoved for r in pruned.rows if r.verdict == "pruned" and "Conv" in r.layers[0]]
+    assert len(why) >= 18 and all(text.endswith("prune the model before it is quantized") for text in why), why
 
 
 def test_a_computed_bias_of_several_numbers_stays():

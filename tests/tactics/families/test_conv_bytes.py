@@ -1,6 +1,7 @@
 """Convolutions of whole numbers on every tile, bit for bit beside NumPy's integers, in bytes and in FP16."""
 
 import random
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -148,16 +149,21 @@ def test_a_silu_is_rounded_to_the_nearest_byte(y):
 @pytest.mark.parametrize("x", WHOLE)
 @pytest.mark.parametrize("y", ("fp16", *WHOLE))
 @pytest.mark.parametrize("residual", [False, True])
-def test_every_tile_equals_integers(x, y, residual):
+@pytest.mark.parametrize("every", [pytest.param(True, marks=pytest.mark.long, id="every"), pytest.param(False, id="drawn")])
+def test_every_tile_equals_integers(every, x, y, residual):
+    """Every tile with each type of result and one of four kinds of inputs, int8 or uint8, with a residual or without; with
+    `every` kind in the long run.
+    """
     act = ROUNDED[y][residual] if y in WHOLE else Activation("relu")
     end = Epilogue(True, residual, act, multiplied=True, residual_multiplied=residual)
     p = ConvProblem(1, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), stride=(1, 2), sparse24=True, epilogue=end)
     dtypes, gpu, seen = (x, *((y,) if residual else ()), y), Emulated(DEVICE), set()
     for seed, tactic in enumerate(candidates(p, DEVICE, dtypes)):
         kind = tactic.kernel, replace(tactic.gemm, stream=min(tactic.gemm.stream, 1)), linear(tactic.out)
-        if tactic.kernel in conv_bytes.SOURCES and kind not in seen and tactic.out.dtype in (y, "fp16"):
+        if tactic.kernel in conv_bytes.SOURCES and kind not in seen and tactic.out.dtype == y:
             seen.add(kind)
-            agrees(p, dtypes, tactic, seed, gpu)
+            if every or zlib.crc32(repr(kind).encode()) % 4 == 2 * WHOLE.index(x) + residual:
+                agrees(p, dtypes, tactic, seed, gpu)
     assert len(seen) > 50
 
 
