@@ -259,7 +259,7 @@ FASTER = "the plan is faster with it in FP16"
     ],
 )
 @pytest.mark.parametrize(
-    "name, least, grouped, zero_points", [("tv_resnext50", 33, 16, 0), ("tv_mobilenet_v3_large", 40, 15, 31)]
+    "name, least, grouped, zero_points", [("tv_resnext50", 33, 16, 0), ("tv_mobilenet_v3_large", 34, 15, 31)]
 )
 def test_topologies(name, least, grouped, zero_points, signed, operators, tmp_path):
     """Every layer rounds as onnxruntime's, and the network is as near as onnxruntime's two runs are to each other, on 8 images:
