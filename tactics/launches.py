@@ -46,10 +46,8 @@ def section_bytes(problem: Problem, tactic: Tactic) -> dict[str, int]:
 
 
 def _entries(problem: Problem) -> dict[str, np.ndarray]:
-    """The section of the activation that is a table, one at most; none without one."""
-    found = (p.epilogue.table if hasattr(p, "epilogue") else getattr(p, "table", ()) for p in problem.parts)
-    entries = next(filter(None, found), ())
-    return {"table": np.array(entries, np.float16)} if entries else {}
+    """Returns the section with the entries of the activation that is a table; none without one."""
+    return {"table": np.array(problem.table, np.float16)} if problem.table else {}
 
 
 def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:

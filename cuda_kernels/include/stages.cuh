@@ -2,8 +2,9 @@
 // what they have computed before they store it.
 //
 // Compile-time: OPS, two decimal digits per stage from the right: its op, 0 ends; OPERANDS, one digit per stage: its
-// source + 1, or 0 for its scalar; TABLE: some are tables, each a source of which nothing is loaded; SOURCES, one digit per source: its kind below, 0 ends; BYTES: some are bytes; PLANES: a bit
-// per source whose channels lie in planes although VEC is 8. The numbers are those of tactics/problems/pointwise_ops.py and
+// source + 1, or 0 for its scalar; SOURCES, one digit per source: its kind below, 0 ends; BYTES: some sources are bytes; PLANES:
+// a bit per source whose channels lie in planes although VEC is 8. TABLE: a stage is a table; its entries are a source that no
+// thread loads as a whole. The numbers are those of tactics/problems/pointwise_ops.py and
 // tactics/stages.py. A kernel's parameters have `Source source[NUM_SOURCES]` and `float param[NUM_STAGES ? NUM_STAGES : 1][2]`.
 #pragma once
 #include "activation.cuh"

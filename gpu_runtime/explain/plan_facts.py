@@ -87,7 +87,7 @@ def _int8(record: EngineRecord, most: Most) -> list[str]:
         why: [layer for layer, other in against.items() if other == why] for why in dict.fromkeys(against.values()) if why
     }
     found = [f"{list(against.values()).count('')} of {several(len(against), 'layer')} with weights in INT8"]
-    if tables := sum("table(" in str(layer.problem) for layer in record.plan.layers):
+    if tables := sum(bool(layer.problem and layer.problem.table) for layer in record.plan.layers):
         found.append(f"{several(tables, 'layer')} with a table in place of operators between 8-bit tensors")
     return found + [f"in FP16: {_some(layers, most)}: {why}" for why, layers in reasons.items()]
 

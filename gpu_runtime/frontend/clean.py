@@ -196,6 +196,7 @@ def _drop_identities(model: ir.Model) -> None:
 
 
 def _nonempty(build: normalize.Steps, node: ir.Node) -> ir.Value | None:
-    """Returns a Concat of the node's tensors that are not empty; None if all or none of them are."""
+    """Adds a Concat of those inputs of a Concat that have elements. Returns its output; None if all inputs have elements, or
+    none has."""
     kept = [v for v in operands(node) if 0 not in shape_of(v)]
     return build.add("", "Concat", *kept, axis=attribute(node, "axis")) if 0 < len(kept) < len(node.inputs) else None

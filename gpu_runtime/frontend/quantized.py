@@ -125,7 +125,8 @@ class _Spelling:
             self.nodes.append(helper.make_node(QUANTIZE, [made, scale, zero], [y], f"{node.name or y}_quantize"))
 
     def _softmax(self, node: onnx.NodeProto, given: dict[str, onnx.AttributeProto]) -> None:
-        """Converts the attributes of a QLinearSoftmax to those of Softmax. Raises ModelError where opsets differ."""
+        """Changes `given`, the attributes of a QLinearSoftmax, to the attributes of Softmax: "axis" stays, "opset" goes. Raises
+        ModelError if "opset" and the model's opset are on different sides of opset 13, which changed Softmax's axis."""
         meant = given.pop("opset").i if "opset" in given else WITH_AXIS
         if (meant >= WITH_AXIS) != (self.opset >= WITH_AXIS):
             raise ModelError(

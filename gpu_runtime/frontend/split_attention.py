@@ -52,7 +52,7 @@ def _unstacked(build: Steps, node: ir.Node) -> ir.Value | None:
 
 
 def _groups(node: ir.Node, x: ir.Value) -> ir.Value | None:
-    """Returns the value [N, r C, H, W] of which `x` is a Reshape to [N, r, C, H, W], if `node` is a sum over r; else None."""
+    """Returns the input [N, r C, H, W] of the Reshape that makes `x` [N, r, C, H, W], if `node` sums x over r; else None."""
     reshape = x.producer()
     if reshape is None or reshape.op_type != "Reshape" or len(shape_of(x)) != 5 or not _sums_groups(node):
         return None
@@ -175,8 +175,8 @@ def _weights(g: ir.Value, shape: tuple[int, ...]) -> _Weights | None:
 
 
 def _views_before(value: ir.Value) -> tuple[ir.Value, list[ir.Node]] | None:
-    """Returns (the value of which `value` is a view, the nodes of the views in order); None if other nodes read a value
-    between.
+    """Returns (the input of the chain of views that ends in `value`, the nodes of the chain in order); None if another node
+    reads a value inside of the chain.
     """
     views: list[ir.Node] = []
     while (node := value.producer()) is not None and node.op_type in (*VIEWS, "Identity"):

@@ -14,22 +14,25 @@ from gpu_runtime.network import Network, Op, Options, computes, joined
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import PointwiseProblem
 
-Values = Mapping[str, np.ndarray]  # tensor of whole numbers -> what another tensor is at each of them, FP32
+# The tensor of whole numbers that alone decides another tensor, and the other's value at each of these numbers, FP32. A tensor
+# that decides others is decided by none, so it decides all that they do.
+Decided = tuple[str, np.ndarray]
 
 
 def offer(network: Network) -> Network:
     """Returns the network with a table for each longest such chain, which quantises its input itself where nothing else reads
     that. `network`: one op for each node. What a Clip computes stays.
     """
-    known, options = dict[str, Values](), Options(network)
+    known, options = dict[str, Decided](), Options(network)
     for op in network.ops:
-        known[op.output] = values = _values(op, known)
-        if _only(op, "quantize"):
-            root, y = next(iter(values.items()), (op.output, np.full(1, np.nan)))
-            if np.isfinite(y).all() and not np.array_equal(y, np.clip(x := known[root][root], y[0], y[-1])):
+        if found := _decided(op, known):
+            root, y = known[op.output] = found
+            x = known[root][1]
+            if _only(op, "quantize") and not np.array_equal(y, np.clip(x, y[0], y[-1])):
                 options.instead(op, _table(network, op, root, (x[0], x[-1], *y)))
+        elif _only(op, "quantize"):
             low, high = op.problem.stages[0].params
-            known[op.output] = {**values, op.output: np.arange(low, high + 1, dtype=np.float32)}
+            known[op.output] = op.output, np.arange(low, high + 1, dtype=np.float32)
     return _quantizing(options.network())
 
 
@@ -37,19 +40,22 @@ def _only(op: Op[Any] | None, stage: str) -> TypeGuard[Op[PointwiseProblem]]:
     return computes(op, PointwiseProblem) and [s.op for s in op.problem.stages] == [stage]
 
 
-def _values(op: Op[Any], known: Mapping[str, Values]) -> Values:
-    """Returns the op's results at the numbers of each tensor that decides them: tensor -> results."""
-    p, found = op.problem, dict[str, np.ndarray]()
-    if not isinstance(p, PointwiseProblem) or p.constants or {*p.tensors} != {"nchw"}:
-        return found
-    first, *others = (known.get(t, {}) for t in op.inputs)
-    for root in (root for root in first if all(root in values for values in others)):
-        if _only(op, "mul") and p.stages[0].params:  # by a reciprocal in doubles: rounded, the quotient of FP32
-            found[root] = (first[root] * np.float64(p.stages[0].params[0])).astype(np.float32)
-        else:
-            row = replace(p, n=1, c=1, h=1, w=first[root].size)
-            found[root] = row.reference(*(v[root].reshape(row.out_shape) for v in (first, *others))).reshape(-1)
-    return found
+def _decided(op: Op[Any], known: Mapping[str, Decided]) -> Decided | None:
+    """Returns the tensor that alone decides the op's output, and the output at each of its numbers; None without one, or where
+    an output is not finite.
+    """
+    p = op.problem
+    if not isinstance(p, PointwiseProblem) or p.constants or {*p.tensors} != {"nchw"} or not known.keys() >= {*op.inputs}:
+        return None
+    root, first = known[op.inputs[0]]
+    if any(known[t][0] != root for t in op.inputs):
+        return None
+    if _only(op, "mul") and p.stages[0].params:  # by a reciprocal in doubles: rounded, the quotient of FP32
+        y = (first * np.float64(p.stages[0].params[0])).astype(np.float32)
+    else:
+        row = replace(p, n=1, c=1, h=1, w=first.size)
+        y = row.reference(*(known[t][1].reshape(row.out_shape) for t in op.inputs)).reshape(-1)
+    return (root, y) if np.isfinite(y).all() else None
 
 
 def _table(network: Network, last: Op[Any], root: str, params: tuple[float, ...]) -> Op[Any]:

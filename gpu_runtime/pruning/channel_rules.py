@@ -161,8 +161,9 @@ def _matmul(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
 
 
 def _matrix(walk: Walk, node: onnx.NodeProto, labels: Labels | None, columns: int, rank: int) -> Labels | None:
-    """Products of the last axis of a tensor of that rank with a stored matrix, whose axis `columns` is that of input channels
-    and 1 - `columns` of output channels. `labels`: of the tensor."""
+    """Returns the labels of the output of a MatMul or Gemm with a stored matrix, None if unknown. Axis `columns` of the matrix
+    has the input channels, axis 1 - `columns` the output channels. `labels`, `rank`: of the tensor that is multiplied, whose
+    last axis has the input channels."""
     dims = walk.dims(node.input[1])
     if labels is not None and labels.axes and labels.axes != (rank - 1,):
         if rank - 1 in labels.axes or len(node.input) > 2:

@@ -16,8 +16,8 @@ IN_PLACE = Tile(64, 256, 16, 4, 2, 1)  # the tile whose pixels wgmma reads in th
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A tile of 2**log2_th x 2**log2_tw pixels and its patch: `rows` rows of `pairs` pairs of columns, of which the first
-    `cols` columns are read. The first window begins at column `shift`.
+    """A tile of 2**log2_th x 2**log2_tw pixels, and the patch of the image that it reads: `rows` rows, each of `pairs` pairs of
+    columns. Only the first `cols` columns are read. The first window begins at column `shift`.
 
     `taps` [steps of K, 2 registers, 4 lanes, 2 halfs]: the index of the tap (c, r, s) at that place of K, -1 for none. `slots`
     [steps, 4 lanes, loads]: the byte offset in the patch that a lane's load adds to its pixel's; a load reads a word, for one

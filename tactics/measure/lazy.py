@@ -91,8 +91,8 @@ class Lazy(Around):
         return {t: time for t, time in found if time is not None}
 
     def refine(self, pairs: Iterable[Pair]) -> bool:
-        """Times those of the pairs that have no time yet, and for each the `level.nearest` tactics of its formats. Returns
-        whether a time or a bound changed.
+        """Times the tactics of `pairs` that have no time yet, and with each the `level.nearest` untimed tactics of the same
+        formats. Returns whether a time or a bound changed.
         """
         if self._stale and not self.early:
             self._stale = False

@@ -116,6 +116,10 @@ class ConvProblem(Keyed, OneTensor):
         return (self.n, self.k // b**2, self.p * b, self.q * b)
 
     @property
+    def table(self) -> tuple[float, ...]:
+        return self.epilogue.table
+
+    @property
     def macs(self) -> int:
         return self.n * self.k * self.p * self.q * (self.c // self.groups) * self.r * self.s
 
@@ -210,6 +214,10 @@ class ConvTransposeProblem(Keyed, OneTensor):
         sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, *self.out
         if min(*sizes, *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv_transpose: every size must be positive, got {self}")
+
+    @property
+    def table(self) -> tuple[float, ...]:
+        return self.epilogue.table
 
     @property
     def needs(self) -> frozenset[Feature]:

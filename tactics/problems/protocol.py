@@ -80,6 +80,11 @@ class Problem(Hashed):
         return frozenset()
 
     @property
+    def table(self) -> tuple[float, ...]:
+        """The entries of the activation that is a table, the problem's or that of one of its parts; () without one."""
+        return next((part.table for part in self.parts if part is not self and part.table), ())
+
+    @property
     def macs(self) -> int:
         return 0
 
