@@ -15,7 +15,7 @@ import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -92,10 +92,23 @@ def raises(log: str) -> Iterator[Raise]:
                 yield Raise(commit, folder, before[folder], after[folder], budget)
 
 
-def history() -> list[Raise]:
-    """Returns the raises by the commits of this branch; a merge counts as one commit with all of its changes."""
-    command = ["git", "log", "--first-parent", "-m", "-p", "-U0", "--format=%x00%h%n%B", "--", "pyproject.toml"]
-    return list(raises(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
+def history(commits: str = "HEAD") -> list[Raise]:
+    """Returns the raises by the commits of this branch; a merge counts as one commit with all of its changes.
+
+    A merge without a line of its own takes that of the raises on the branch that it merges, if these sum to its raise.
+    """
+    command = ["git", "log", "--first-parent", "-m", "-p", "-U0", "--format=%x00%h%n%B", commits, "--", "pyproject.toml"]
+    found = list(raises(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout))
+    return [r if r.budget else replace(r, budget=_merged_budget(r)) for r in found]
+
+
+def _merged_budget(merge: Raise) -> str:
+    """Returns the line `Budget: ` of the branch behind a merge's second parent, "" if its raises do not reach the merge's."""
+    command = ["git", "rev-parse", "--verify", "--quiet", f"{merge.commit}^2"]
+    if subprocess.run(command, cwd=ROOT, capture_output=True).returncode:
+        return ""
+    merged = [r for r in history(f"{merge.commit}^1..{merge.commit}^2") if r.folder == merge.folder and r.budget]
+    return merged[0].budget if sum(r.after - r.before for r in merged) >= merge.after - merge.before else ""
 
 
 def main() -> int:

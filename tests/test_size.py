@@ -48,8 +48,9 @@ def test_a_raise_is_found_with_the_line_that_allows_it():
     assert (second.commit, second.folder, second.budget) == ("def5678", "tactics", "")
 
 
-def test_a_merge_hides_no_raise(tmp_path, monkeypatch):
-    """Two branches raise limits; the merge has the sum, and no line that allows it."""
+@pytest.mark.parametrize("merged,budget", [(115, "Budget: other, +10 lines"), (116, "")])
+def test_a_merge_raises_by_its_branch_and_no_more(merged, budget, tmp_path, monkeypatch):
+    """Two branches raise limits; the merge has no line of its own, and the sum or one line more."""
 
     def git(*words: str) -> None:
         subprocess.run(
@@ -69,6 +70,12 @@ def test_a_merge_hides_no_raise(tmp_path, monkeypatch):
     git("checkout", "-q", "main")
     commit(105, "five more\n\nBudget: main, +5 lines")
     git("merge", "-q", "-s", "ours", "--no-commit", "other")
-    commit(115, "both")
+    commit(merged, "both")
     monkeypatch.setattr(size, "ROOT", tmp_path)
-    assert [(r.before, r.after, r.budget) for r in size.history()] == [(105, 115, ""), (100, 105, "Budget: main, +5 lines")]
+    main = (100, 105, "Budget: main, +5 lines")
+    assert [(r.before, r.after, r.budget) for r in size.history()] == [(105, merged, budget), main]
+
+
+@pytest.mark.skipif(not (size.ROOT / ".git").exists(), reason="not a clone: no history")
+def test_every_raise_of_this_history_is_allowed():
+    assert [r for r in size.history() if not r.budget] == []
