@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from gpu_runtime.frontend.load import inputs_of
+from gpu_runtime.frontend.files.load import inputs_of
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("light_*.onnx")))

@@ -307,7 +307,7 @@ def named_shortly(network: Network) -> Network:
 
 
 def _names(network: Network) -> set[str]:
-    """Returns the names of ops, layers, tensors and groups; a model's own are short (frontend.check)."""
+    """Returns the names of ops, layers, tensors and groups; a model's own are short (frontend.files.check)."""
     found = set(network.tensors)
     for group, options in network.groups:
         found.update((group, *options))

@@ -25,11 +25,11 @@ from gpu_runtime.accuracy.metrics import Judge, Metric, judge
 from gpu_runtime.benchmark.inputs import random_inputs
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import bounded
-from gpu_runtime.frontend import quantized
-from gpu_runtime.frontend.check import check_graph, check_values
-from gpu_runtime.frontend.load import load_whole, named
-from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
-from gpu_runtime.frontend.weights import prune_weights
+from gpu_runtime.frontend.files import quantized
+from gpu_runtime.frontend.files.check import check_graph, check_values
+from gpu_runtime.frontend.files.load import load_whole, named
+from gpu_runtime.frontend.files.source import ModelLike, Source, sha256_of, source_of
+from gpu_runtime.frontend.files.weights import prune_weights
 from gpu_runtime.network import FP16_NORMAL
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
 from gpu_runtime.runtime.context import Context

@@ -23,8 +23,10 @@ from onnx import TensorProto
 
 from cuda_kernels import files
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import control_flow, quantized
-from gpu_runtime.frontend.check import (
+from gpu_runtime.frontend import control_flow
+from gpu_runtime.frontend.clean import clean
+from gpu_runtime.frontend.files import quantized
+from gpu_runtime.frontend.files.check import (
     FLOATS,
     LARGEST_TENSOR,
     check_graph,
@@ -35,11 +37,19 @@ from gpu_runtime.frontend.check import (
     offender,
     readers_of,
 )
-from gpu_runtime.frontend.clean import clean
-from gpu_runtime.frontend.convert import convert, spell_out_group_norms, spell_out_padding
-from gpu_runtime.frontend.load import MOST_DIMS, drop_texts, load_whole, named, read_by, set_aside, stored_tensors, type_name
-from gpu_runtime.frontend.source import Source, stem_of
-from gpu_runtime.frontend.weights import name_layers, prune_weights, stored_by_layer
+from gpu_runtime.frontend.files.convert import convert, spell_out_group_norms, spell_out_padding
+from gpu_runtime.frontend.files.load import (
+    MOST_DIMS,
+    drop_texts,
+    load_whole,
+    named,
+    read_by,
+    set_aside,
+    stored_tensors,
+    type_name,
+)
+from gpu_runtime.frontend.files.source import Source, stem_of
+from gpu_runtime.frontend.files.weights import name_layers, prune_weights, stored_by_layer
 from gpu_runtime.progress import warn
 from gpu_runtime.stored_pattern import Stored, together
 from gpu_runtime.text import several, suggest

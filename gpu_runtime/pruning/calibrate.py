@@ -18,8 +18,8 @@ from onnx import helper, numpy_helper
 from gpu_runtime.accuracy import sessions
 from gpu_runtime.accuracy.errors import Accuracy, Difference
 from gpu_runtime.accuracy.metrics import Arrays, Judge
-from gpu_runtime.frontend.load import copied, stored_tensors
-from gpu_runtime.frontend.weights import Weight, put
+from gpu_runtime.frontend.files.load import copied, stored_tensors
+from gpu_runtime.frontend.files.weights import Weight, put
 from gpu_runtime.progress import Listener, Progress
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import onnx
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import title
-from gpu_runtime.frontend.weights import int_attribute
+from gpu_runtime.frontend.files.load import title
+from gpu_runtime.frontend.files.weights import int_attribute
 from gpu_runtime.pruning.channel_spaces import MOST_LABELS, Labels, Spaces
 from gpu_runtime.pruning.channel_walk import NOT_ALIKE, Outputs, Refused, Rule, Shape, Walk, attributes_of, on_axis_1
 from tactics.problems.operators import ALIKE, JOINED, REDUCE, RESHAPES, WINDOWS

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from gpu_runtime.frontend.load import read_by, stored_tensors, title, to_array
-from gpu_runtime.frontend.weights import View, seen_dims, views_of_constants
+from gpu_runtime.frontend.files.load import read_by, stored_tensors, title, to_array
+from gpu_runtime.frontend.files.weights import View, seen_dims, views_of_constants
 from gpu_runtime.pruning.channel_spaces import Labels, Recorder
 
 Shape = tuple[int, ...]

@@ -16,9 +16,9 @@ import onnx
 from onnx import numpy_helper
 from scipy.optimize import linear_sum_assignment
 
-from gpu_runtime.frontend.check import inferred
-from gpu_runtime.frontend.load import SMALL_BYTES, stored_tensors, to_array
-from gpu_runtime.frontend.weights import Weight, put, seen, views_of_constants, weights
+from gpu_runtime.frontend.files.check import inferred
+from gpu_runtime.frontend.files.load import SMALL_BYTES, stored_tensors, to_array
+from gpu_runtime.frontend.files.weights import Weight, put, seen, views_of_constants, weights
 from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.pruning.channel_rules import channel_spaces
 from gpu_runtime.pruning.channel_spaces import ConstantAxis, Space, Spaces

@@ -12,9 +12,9 @@ import onnx
 from gpu_runtime.accuracy.metrics import Metric, judge
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.load import copied, load_whole, named, stored_tensors
-from gpu_runtime.frontend.source import Examples, ModelLike, source_of
-from gpu_runtime.frontend.weights import Weight, check, prune_one, weights
+from gpu_runtime.frontend.files.load import copied, load_whole, named, stored_tensors
+from gpu_runtime.frontend.files.source import Examples, ModelLike, source_of
+from gpu_runtime.frontend.files.weights import Weight, check, prune_one, weights
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report

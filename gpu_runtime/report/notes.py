@@ -104,7 +104,7 @@ def annotated(record: EngineRecord, path: str | Path) -> bytes:
     The model computes the same. `path`: the model's file. Raises ModelError if it cannot be read, ValueError if it is
     another model.
     """
-    from gpu_runtime.frontend import load, weights
+    from gpu_runtime.frontend.files import load, weights
 
     with files.open_regular(path) as file:
         found = hashlib.sha256(file.read()).hexdigest()

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime.frontend import source
+from gpu_runtime.frontend.files import source
 from tests.conftest import DIGITS
 from tests.reference_run import model, node
 

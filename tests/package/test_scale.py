@@ -14,7 +14,8 @@ from benchmarks.bench_scale import KINDS, _Net, stage_seconds
 from cuda_kernels.device import named
 from gpu_runtime import ModelError, build
 from gpu_runtime import load as load_engine
-from gpu_runtime.frontend import importer, load
+from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.files import load
 from gpu_runtime.frontend.queries import constant
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower

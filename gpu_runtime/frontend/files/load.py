@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from cuda_kernels.files import open_regular
 from gpu_runtime import file_kinds
 from gpu_runtime.errors import ModelError, NoModelError
-from gpu_runtime.frontend.source import Source
+from gpu_runtime.frontend.files.source import Source
 
 OLDEST_OPSET = 6
 MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can hold

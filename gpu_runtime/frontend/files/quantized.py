@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import graphs_in, opset_version, stored_tensors, title, to_array, type_name
+from gpu_runtime.frontend.files.load import graphs_in, opset_version, stored_tensors, title, to_array, type_name
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 MICROSOFT = "com.microsoft"

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, checker, shape_inference
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import (
+from gpu_runtime.frontend.files.load import (
     NOT_UTF8,
     first_line,
     graphs_in,

@@ -15,10 +15,10 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from cuda_kernels import sparse24
-from gpu_runtime.frontend import quantized
-from gpu_runtime.frontend.check import FLOATS, SIZES, check_graph, check_values
-from gpu_runtime.frontend.load import load_whole, named, read_by, stored_tensors, title, to_array, type_name
-from gpu_runtime.frontend.source import source_of
+from gpu_runtime.frontend.files import quantized
+from gpu_runtime.frontend.files.check import FLOATS, SIZES, check_graph, check_values
+from gpu_runtime.frontend.files.load import load_whole, named, read_by, stored_tensors, title, to_array, type_name
+from gpu_runtime.frontend.files.source import source_of
 from gpu_runtime.stored_pattern import Stored, as_stored
 from tactics.problems.operators import VIEWS
 

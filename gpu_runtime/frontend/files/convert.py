@@ -11,8 +11,8 @@ import onnx
 from onnx import helper, shape_inference, version_converter
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import first_line, graphs_in, opset_version, title
-from gpu_runtime.frontend.weights import int_attribute
+from gpu_runtime.frontend.files.load import first_line, graphs_in, opset_version, title
+from gpu_runtime.frontend.files.weights import int_attribute
 from gpu_runtime.text import first_of
 
 OPSET = 22  # every model is converted to this one
