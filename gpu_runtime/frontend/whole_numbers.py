@@ -4,6 +4,9 @@ QuantizeLinear(x, s, z) = saturate(round(x / s) + z). Its zero point subtracted,
 with low and high the bounds of its type: whole numbers, which FP32 and FP16 hold exactly. DequantizeLinear multiplies them by
 its scale. Operators between the two that only move or compare elements compute with the whole numbers.
 
+These have 9 bits where z is not 0. Where layers read them that can subtract z with their biases, they keep it, so that bytes
+hold them: Clip(Round(x / s + z), low, high).
+
 Example: s = 0.5, z = 3, uint8: x = 1.25 gives 2.5, then 2 (halves to even), within -3 to 252; ONNX stores 5. Dequantised: 1.
 """
 
@@ -20,11 +23,13 @@ from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, 
 from gpu_runtime.frontend.travel import BOUNDS, MOVES, travel
 
 SUBTRACTED = ", zero point subtracted"  # ends the name of a tensor in place of ONNX's
+# Operators between DequantizeLinear and others that may read whole numbers with their zero point.
+ELEMENTWISE = ("Add", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "PRelu", "Relu", "Sigmoid", "Sub")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The zero point, FP64, a number or one for each channel, and the type of a tensor that is held as whole numbers."""
+    """The numbers subtracted, FP64, one or one for each channel, and the type of a tensor that is held as whole numbers."""
 
     zero: np.ndarray
     dtype: ir.DataType
@@ -36,9 +41,10 @@ Quantized = dict[ir.Value, Held]  # of a tensor that holds whole numbers in plac
 def respell(model: ir.Model) -> None:
     """Respells a graph of folded constants and inferred shapes in place. Raises ModelError."""
     relus, quantized = travel(model), Quantized()
+    kept = _kept(model)
     for node in list(model.graph):
         if node.op_type == QUANTIZE:
-            _quantize(model, node, quantized, relus)
+            _quantize(model, node, quantized, relus, node.outputs[0] in kept)
         elif node.op_type == DEQUANTIZE:
             _dequantize(model, node, quantized)
         elif node in relus and node.graph is not None:
@@ -71,20 +77,65 @@ def _parameters(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
     return along(scale), along(zero)
 
 
-def _quantize(model: ir.Model, node: ir.Node, quantized: Quantized, relus: Collection[ir.Node]) -> None:
+def _kept(model: ir.Model) -> set[ir.Value]:
+    """Returns the quantised tensors that keep their zero points: all or none of the tensors that operators place together."""
+    groups: dict[ir.Value, set[ir.Value]] = {}
+    for node in model.graph:
+        if node.op_type == QUANTIZE:
+            groups[node.outputs[0]] = {node.outputs[0]}
+        elif node.op_type != DEQUANTIZE and any(v in groups for v in operands(node)):
+            group = set(node.outputs).union(*(groups[v] for v in operands(node) if v in groups))
+            groups.update(dict.fromkeys(group, group))
+    return {v for v, group in groups.items() if _bytes_serve(group)}
+
+
+def _bytes_serve(group: Collection[ir.Value]) -> bool:
+    """Whether a layer reads these tensors, and all layers that do can subtract a zero point with their biases."""
+    uses = [use for v in group for use in v.uses()]
+    sources = [node for v in group if (node := v.producer()) is not None and node.op_type == QUANTIZE]
+    if not all(use.node.op_type in (*MOVES, DEQUANTIZE) for use in uses) or not all(map(_shifts, sources)):
+        return False
+    read = [use for of in uses if of.node.op_type == DEQUANTIZE for use in of.node.outputs[0].uses()]
+    layers = [use for use in read if use.node.op_type not in ELEMENTWISE]
+    return bool(layers) and all(_subtracts(use.node, use.idx) for use in layers)
+
+
+def _shifts(node: ir.Node) -> bool:
+    """Whether a QuantizeLinear has a zero point, and round(x / s + z) is round(x / s) + z: in FP32 for all x / s farther than
+    2^-17 from a half. Halves are rounded to even, so an odd z moves them; they are frequent where s has few digits.
+    """
+    scale, zero = _parameters(node)
+    few_digits = not (np.frexp(scale)[0] * 2**8 % 1).any()
+    return not zero.ndim and not scale.ndim and bool(zero) and not (few_digits and zero % 2)
+
+
+def _subtracts(node: ir.Node, i: int) -> bool:
+    """Whether a layer can subtract the products of its weights and the zero point of input i as a bias: no window has zeros of
+    a border.
+    """
+    if node.op_type == "Conv":
+        inside = not any(attribute(node, "pads", ())) and attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
+        return i == 0 and inside and attribute(node, "group", 1) == 1
+    return node.op_type in ("Gemm", "MatMul") and i == 0 and constant(node.inputs[1]) is not None
+
+
+def _quantize(model: ir.Model, node: ir.Node, quantized: Quantized, relus: Collection[ir.Node], kept: bool) -> None:
     (scale, zero), dtype = _parameters(node), node.outputs[0].dtype or ir.DataType.UINT8
     low, high = (np.asarray(bound - zero) for bound in BOUNDS[dtype])
     build, (y, low, high) = Steps(model, name_of(node)), _within(operand(node), scale, low, high)
     relu = single_reader(node.outputs[0])
     if relu in relus:
         low = np.maximum(low, 0)
+    shift = zero if kept else np.zeros(())
+    zero, low, high = zero - shift, low + shift, high + shift
     # A division by a constant is lowered as a product with its reciprocal, which a convolution in front takes into its weights.
     # The reciprocal is that of FP64: the product differs from ONNX's quotient by its last bit at most, and is the quotient
     # where the scale is a power of two, with which halves, to be rounded to even, are frequent.
     if not scale.ndim and (terms := _dequantized_terms(y)):
-        y = _sum(build, y.producer(), terms, scale)
-    elif np.any(scale != 1):
-        y = build.add("_scaled", "Div", y, build.stored("_scale", scale))
+        y = _sum(build, y.producer(), terms, scale, shift)
+    else:
+        y = build.add("_scaled", "Div", y, build.stored("_scale", scale)) if np.any(scale != 1) else y
+        y = build.add("_shifted", "Add", y, build.stored("_zero_point", shift)) if shift else y
     y = build.add("_rounded", "Round", y)
     if zero.ndim:  # each channel has its own bounds
         y = build.add("_floored", "Max", y, build.stored("_low", low))
@@ -131,10 +182,19 @@ def _dequantized_terms(y: ir.Value) -> list[tuple[ir.Node, np.ndarray]]:
     return [(p, np.asarray(constant(operand(p, 1)), np.float64)) for p in products] if len({*products}) == 2 else []
 
 
-def _sum(build: Steps, add: ir.Node | None, terms: list[tuple[ir.Node, np.ndarray]], scale: np.ndarray) -> ir.Value:
-    """Makes (a * s + b * t) / u as a * (s / u) + b * (t / u): a convolution that makes a scales it, and then adds b."""
-    factors = [build.stored(f", factor of {of.name}", s / scale) for of, s in terms]
-    products = [build.add(f", {of.name}", "Mul", operand(of), factor) for (of, _), factor in zip(terms, factors, strict=True)]
+def _sum(
+    build: Steps, add: ir.Node | None, terms: list[tuple[ir.Node, np.ndarray]], scale: np.ndarray, shift: np.ndarray
+) -> ir.Value:
+    """Makes (a * s + b * t) / u + shift as (a * (s / u) + shift) + b * (t / u): a convolution that makes a, the tensor with
+    fewer readers, scales and shifts it, then adds b. Of a = q - z it makes q * (s / u), and the shift has -z * (s / u).
+    """
+    shift = shift + sum(of.meta["shift"] * s / scale for of, s in terms)
+    products = []
+    for of, s in sorted(terms, key=lambda term: len(term[0].outputs[0].uses())) if shift else terms:
+        factor = build.stored(f", factor of {of.name}", s / scale)
+        products.append(build.add(f", {of.name}", "Mul", of.meta["dequantizes"], factor))
+    if shift:
+        products[0] = build.add("_shifted", "Add", products[0], build.stored("_shift", shift))
     y = build.add("", "Add", *products)
     build.steps[-1].name = None if add is None else add.name  # which it stands for
     return y
@@ -142,15 +202,15 @@ def _sum(build: Steps, add: ir.Node | None, terms: list[tuple[ir.Node, np.ndarra
 
 def _dequantize(model: ir.Model, node: ir.Node, quantized: Quantized) -> None:
     (scale, zero), x = _parameters(node), operand(node)
-    build, y, shift = Steps(model, name_of(node)), x, -zero
+    build, whole, shift = Steps(model, name_of(node)), x, -zero
     if x in quantized:
         shift = quantized[x].zero - zero
     elif x.dtype != ir.DataType.FLOAT:
-        y = build.add("_input", "Cast", y, to=ir.DataType.FLOAT.value)
-    if np.any(shift):
-        y = build.add("_shifted", "Add", y, build.stored("_zero_point", shift))
-    y = build.add("", "Mul", y, build.stored("_scale", scale))
-    build.steps[-1].meta["dequantizes"] = not scale.ndim
+        whole = build.add("_input", "Cast", x, to=ir.DataType.FLOAT.value)
+    y = build.add("_shifted", "Add", whole, build.stored("_zero_point", shift)) if np.any(shift) else whole
+    build.add("", "Mul", y, build.stored("_scale", scale))
+    if not scale.ndim and not shift.ndim:
+        build.steps[-1].meta.update(dequantizes=whole, shift=shift)
     _replaced(model, node, build)
 
 
