@@ -1,4 +1,4 @@
-"""What there is to say about a plan as a whole: each fact in words once, by its key. Views choose keys."""
+"""The facts of a plan as a whole, in words, each under a key of FACTS; the views of a plan choose the keys that they show."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,17 +10,17 @@ from gpu_runtime.runtime.findings import Apart
 from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineRecord, Memory
 from gpu_runtime.text import printable, several, size_text, versus
 
-ORIGIN = ("model", "device", "times", "driver", "policy", "made by", "format", "kernels")  # of the engine
-# What is out of the ordinary in a plan, which every view shows.
+ORIGIN = ("model", "device", "times", "driver", "policy", "made by", "format", "kernels")  # facts of the engine's origin
+# Facts that only a plan out of the ordinary has, which every view shows.
 NOTED = ("int8", "pieces", "whole", "in place", "replaced", "left out", "merged", "FP32", "scaled", "overflow", "compared")
-Most = int | None  # names or tensors that a fact lists; None for all
+Most = int | None  # the largest number of names or tensors that a fact lists; None for all
 
 
 def plan_facts(record: EngineRecord, keys: Iterable[str], most: Most = None) -> list[tuple[str, str]]:
-    """Returns (key, printable text) for those of the asked facts (`keys` of FACTS) that the plan has.
+    """Returns (key, printable text) for each of `keys`, keys of FACTS, whose fact the plan has.
 
-    A fact of several paragraphs has its key at the first one and "" at the others. `most`: the largest number of items in a
-    list; None: all.
+    A fact of several paragraphs has its key at the first paragraph and "" at the others. `most`: the largest number of items
+    in a list; None: all.
     """
     found = [(key, FACTS[key](record, most)) for key in keys]
     texts = [(key, [text] if isinstance(text, str) else text) for key, text in found]
@@ -28,6 +28,7 @@ def plan_facts(record: EngineRecord, keys: Iterable[str], most: Most = None) -> 
 
 
 def _some(items: Sequence[str], most: Most, sep: str = ", ") -> str:
+    """Returns the first `most` items, joined by `sep`, and the number of the others."""
     more = [] if most is None or len(items) <= most else [f"{len(items) - most} more"]
     return sep.join([*items[:most], *more])
 
@@ -116,14 +117,14 @@ def _memory(record: EngineRecord, _: Most) -> str:
 
 
 def _least(memory: Memory) -> str:
-    """Compares the activations' arena with the most that is alive at once: no packing can take less."""
+    """Returns the words that compare the activations' arena with the most bytes alive at once, which no packing can undercut."""
     bound, total = memory.largest_live_bytes, memory.activation_bytes
     if total <= bound:
         return " (proven minimal for this order: all of it is live at once)"
     return f" ({size_text(bound)} is live at once: at most {100 * (total - bound) / total:.2f} % could be saved)"
 
 
-# ---- what FP16 cannot hold, and what was done about it
+# ---- tensors that FP16 cannot hold, and their cures
 
 
 def _wide(record: EngineRecord, most: Most) -> list[str]:
@@ -151,8 +152,8 @@ def _overflow(record: EngineRecord, most: Most) -> str:
 
 
 def _compared(record: EngineRecord, most: Most) -> str:
-    """Returns the words for the plan's errors against FP32; "" without a comparison. With a limit `most`: only what is
-    wrong.
+    """Returns the words for the plan's errors against FP32; "" without a comparison. With a limit `most`: only wrong tensors,
+    "" if there are none.
     """
     found = record.plan.range.compared if record.plan.range else None
     if found is None or (most and not (found.skipped or found.far)):
@@ -165,7 +166,7 @@ def _compared(record: EngineRecord, most: Most) -> str:
     return f"with FP32 on the calibration input: {'; '.join(parts)}" if parts else ""
 
 
-# ---- where the engine comes from
+# ---- the engine's origin
 
 
 def _kernels(record: EngineRecord, _: Most) -> str:
@@ -177,6 +178,7 @@ def _launches(record: EngineRecord, _: Most) -> str:
     return f"{len(record.plan.steps)}" + (f", including {calls} of a library" if calls else "")
 
 
+# Key -> the function that returns the fact in words, one text or several paragraphs; "" or [] where the plan lacks it.
 FACTS: dict[str, Callable[[EngineRecord, Most], str | list[str]]] = {
     "model": lambda record, _: f"{record.model.name}, sha256 {record.model.sha256}",
     "device": lambda record, _: str(record.device),
