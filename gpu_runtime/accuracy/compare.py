@@ -3,8 +3,8 @@
 onnxruntime computes the model in FP32. The error of FP16 storage alone (rounding.py) sets the scale: the tolerance is FACTOR
 times that error plus SLACK of the range; or --rtol and --atol for each element. Where FP16 storage alone ruins an output its
 error is no scale, so an output also fails if an element errs by more than MOST of the output's range, or if an integer differs.
-A build with --sparsity=force prunes first: its engine is compared with the pruned model. The difference of the pruned model from
-the original is caused by pruning, and is reported separately.
+A build with --sparsity=force prunes first: its engine is compared with the pruned model. The difference of the pruned model
+from the original is caused by pruning, and is reported separately.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Sums:
     least: float = FP16_NORMAL
 
     def add(self, got: np.ndarray, y: np.ndarray, half: np.ndarray, tolerance: Tolerance) -> None:
-        """Adds one batch of the tensor: the engine's values `got`, the model's `y`, and `half`, with tensors rounded to FP16."""
+        """Adds one batch: the engine's values `got`, the model's `y`, and `half`, the model's with rounding to FP16."""
         if y.dtype in (np.uint8, np.int8):
             self.least = 1.0  # an 8-bit value is no class number: values that differ by 1 are alike
             self.changed += int((np.abs(got.reshape(-1) - y.reshape(-1).astype(np.int16)) > 1).sum())
@@ -197,7 +197,7 @@ def _run(asked: _Asked, context: Context, progress: Listener) -> Comparison:
         unnamed,
         context.emulated,
         models.same_file,
-        replace(pruning, agreement=None) if pruning and asked.drawn else pruning,  # the top-1 class of random values means nothing
+        replace(pruning, agreement=None) if pruning and asked.drawn else pruning,  # random values have no classes
         max(noise, default=None),
         oracle.scores(judged, answers) if judged else None,
     )
@@ -283,7 +283,8 @@ def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """The FP32 model with the engine's weights (`pruned`), and the original model; they differ if the build pruned (`is_pruned`).
+    """The FP32 model with the engine's weights (`pruned`), and the original model; they differ if the build pruned
+    (`is_pruned`).
 
     `same_file`: the model is the file that the engine was built from; `tensors`: the names of all outputs of the model's nodes.
     """

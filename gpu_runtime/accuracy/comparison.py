@@ -50,8 +50,8 @@ class Comparison(Told):
 
     `samples`: the number of samples, along the inputs' first axis; `outputs`, `layers`: in the engine's order; `unnamed`:
     layers whose tensors the ONNX graph does not have; `emulated`: the engine ran in the emulator; `same_file`: the model is the
-    file that the engine was built from; `scores`: None without labels. `pruning`: the accuracy of the pruned model compared with
-    the original, and `pruning_error`, the relative difference of their outputs; None unless the build pruned.
+    file that the engine was built from; `scores`: None without labels. `pruning`: the accuracy of the pruned model compared
+    with the original, and `pruning_error`, the relative difference of their outputs; None unless the build pruned.
     """
 
     samples: int
@@ -93,5 +93,5 @@ class Comparison(Told):
 
     @property
     def first(self) -> Row | None:
-        """The row of the first layer, in the order of execution, whose tensor is not within tolerance; None if all tensors are."""
+        """The row of the first layer, in execution order, whose tensor is not within tolerance; None if all tensors are."""
         return next((r for r in self.layers if not r.passed), None)

@@ -59,9 +59,9 @@ def run(found: Any, feeds: Arrays) -> dict[str, np.ndarray]:
 def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arrays) -> Iterator[dict[str, np.ndarray]]:
     """Yields the `given` arrays by name, split along their first axes into batches of the model's size.
 
-    For an input of shape (8, 10) an array of shape (24, 10) gives 3 batches. `inputs`: (name, shape, type) of each input; a size
-    that is no number is dynamic. Raises TypeError unless `given` is a mapping, ValueError for other names or shapes, for a type
-    that loses values, and for NaN or infinity.
+    For an input of shape (8, 10) an array of shape (24, 10) gives 3 batches. `inputs`: (name, shape, type) of each input; a
+    size that is no number is dynamic. Raises TypeError unless `given` is a mapping, ValueError for other names or shapes, for a
+    type that loses values, and for NaN or infinity.
     """
     wanted = {name for name, *_ in inputs}
     if not isinstance(given, Mapping):
@@ -101,8 +101,8 @@ def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) 
 
 
 def inputs_of(found: Any) -> list[tuple[str, Sequence[object], np.dtype]]:
-    """Returns (name, shape, type) of each input of a session (`found`); sizes that are no numbers are dynamic. Raises ModelError
-    for a type that NumPy lacks.
+    """Returns (name, shape, type) of each input of a session (`found`); sizes that are no numbers are dynamic. Raises
+    ModelError for a type that NumPy lacks.
     """
     for i in found.get_inputs():
         if i.type not in NUMPY:

@@ -52,8 +52,8 @@ def _table(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
 
 
 def verdict(c: Comparison) -> list[str]:
-    """Returns the lines below the tables: whether the outputs agree, the first layer that diverges, the layers that could not be
-    compared, the scores, and the difference that pruning causes.
+    """Returns the lines below the tables: whether the outputs agree, the first layer that diverges, the layers that could not
+    be compared, the scores, and the difference that pruning causes.
     """
     lines = []
     wrong, late = [r for r in c.outputs if not r.passed], [r for r in c.layers if not r.passed]

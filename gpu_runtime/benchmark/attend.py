@@ -47,10 +47,10 @@ def attend(
     """Runs all functions (`works`) at once, each in a thread, and waits for them. Returns whether the user pressed Ctrl-C
     meanwhile.
 
-    `signs`: returns a count that grows as work proceeds; if the count stays equal for `patience_s` seconds, Stuck is raised, with
-    a text that begins with `what`, such as "no query ended". `stop`: asks the functions to end soon; called at Ctrl-C or when
-    a function failed. If `stop` is None, and at the second Ctrl-C, KeyboardInterrupt is raised and the threads are left behind.
-    `look`: called repeatedly while waiting. Raises the first error that a function raised.
+    `signs`: returns a count that grows as work proceeds; if the count stays equal for `patience_s` seconds, Stuck is raised,
+    with a text that begins with `what`, such as "no query ended". `stop`: asks the functions to end soon; called at Ctrl-C or
+    when a function failed. If `stop` is None, and at the second Ctrl-C, KeyboardInterrupt is raised and the threads are left
+    behind. `look`: called repeatedly while waiting. Raises the first error that a function raised.
     """
     interrupted, tasks = False, [Task(work) for work in works]
     seen, since = signs(), time.monotonic()

@@ -1,8 +1,9 @@
 """The loop that times inferences on a GPU: an engine and arrays in, a `Trace` out.
 
-Each context queues a query on its own stream: copies of the inputs from pinned memory to the plan's memory, the plan's launches,
-copies of the outputs back to pinned memory, and an event before, between and after them. One query is queued ahead, so that the
-GPU need not wait for the host. Threads of their own wait for the GPU (attend.py), while the caller looks at the clocks.
+Each context queues a query on its own stream: copies of the inputs from pinned memory to the plan's memory, the plan's
+launches, copies of the outputs back to pinned memory, and an event before, between and after them. One query is queued ahead,
+so that the GPU need not wait for the host. Threads of their own wait for the GPU (attend.py), while the caller looks at the
+clocks.
 """
 
 import gc
@@ -94,8 +95,8 @@ class Lane:
             self.gpu.synchronize()
 
     def _copy(self, context: Context, edge: Bound, values: np.ndarray | None) -> Copy:
-        """Returns a copy from new pinned memory, filled with `values`, to an input (`edge`); if `values` is None, from an output
-        to new pinned memory.
+        """Returns a copy from new pinned memory, filled with `values`, to an input (`edge`); if `values` is None, from an
+        output to new pinned memory.
         """
         host = np.frombuffer(self.gpu.cupy.cuda.alloc_pinned_memory(max(edge.nbytes, 1)), np.uint8, edge.nbytes)
         there, here = context.address(edge), host.ctypes.data

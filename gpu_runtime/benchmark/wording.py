@@ -131,8 +131,8 @@ def times_json(trace: Trace) -> list[dict[str, float]]:
 
 
 def outputs_json(outputs: Mapping[str, np.ndarray]) -> list[dict[str, object]]:
-    """Returns trtexec's --exportOutput: name, dimensions and values in C order of each output. Python's json writes infinity and
-    NaN in them as Infinity and NaN.
+    """Returns trtexec's --exportOutput: name, dimensions and values in C order of each output. Python's json writes infinity
+    and NaN in them as Infinity and NaN.
     """
     return [{"name": name, "dimensions": _dims(a), "values": a.reshape(-1).tolist()} for name, a in outputs.items()]
 

@@ -122,8 +122,9 @@ def time_engine(
 
 
 def layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
-    """Runs the engine and returns, for each layer, its time in microseconds in each iteration; None for an engine with predicted
-    times.
+    """Runs the engine and returns times[iteration][layer], in microseconds; None for an engine with predicted times.
+
+    The number of iterations is --iterations or else PROFILE_RUNS; inputs are as --loadInputs says.
     """
     if engine.record.timing.is_predicted:
         return None
@@ -135,7 +136,7 @@ def layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
 def _measured(
     engine: Engine, arrays: Mapping[str, Any], wanted: Wanted, progress: ProgressLine, begins: Callable[[], None]
 ) -> Measured:
-    """Times inferences as `measure` does; ends the process if the GPU is stuck, or at Ctrl-C before an inference was measured."""
+    """Times inferences as `measure` does; ends the process if the GPU is stuck, or at Ctrl-C before the first query."""
     try:
         return measure(engine, arrays, wanted.settings, progress=compiling(progress), begins=begins)
     except Stuck as e:

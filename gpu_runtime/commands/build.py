@@ -304,7 +304,7 @@ def _built(asked: Asked, source: str, arguments: Mapping[str, Any], progress: Pr
 def _tell(record: EngineRecord, asked: Asked, times: list[list[float]] | None, others: int | None = None) -> None:
     """Prints the log of a build and the information on layers that options ask for.
 
-    `times`: for each layer its measured times in microseconds, None for the plan's own times; `others`: the number of the log's
+    `times[iteration][layer]`: measured times in microseconds, None for the plan's own times; `others`: the number of the log's
     lines that other code prints, None for an engine that was built before.
     """
     from gpu_runtime.explain import layer_info, log, report, wording
@@ -356,8 +356,8 @@ def _source(model: str | None, onnx: str | None) -> str:
 def _target(device: str | None, ray: str | None) -> tuple[Device, Spread | None]:
     """Returns (the GPU that is planned for, the Ray cluster of such GPUs that times tactics, or None).
 
-    `device`, `ray`: the values of --device and --ray, None where they are not given. Raises UsageError for an unknown device, or
-    if both are given.
+    `device`, `ray`: the values of --device and --ray, None where they are not given. Raises UsageError for an unknown device,
+    or if both are given.
     """
     from gpu_runtime.building import options, target
 

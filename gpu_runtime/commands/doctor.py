@@ -44,7 +44,7 @@ def doctor_command(emulate: str | None, kernels: str, limit_s: int, as_json: boo
         found = examine.examine(planned, emulated=bool(emulate), kernels=names, limit_s=limit_s, progress=progress)
     except KeyboardInterrupt:
         progress.end()
-        end_now(INTERRUPTED, f"interrupted: {written()}; no verdict")  # an orderly end of the process waits for compiling threads
+        end_now(INTERRUPTED, f"interrupted: {written()}; no verdict")  # an orderly end waits for threads that compile
     progress.end()
     data = wording.data(found)
     write_all({path: json_bytes(data) for path in paths.values()})

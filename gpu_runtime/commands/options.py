@@ -241,8 +241,8 @@ def sizes_of(text: str) -> int | dict[str, tuple[int, ...]]:
 
 
 def parse_pools(texts: Iterable[str]) -> dict[str, int]:
-    """Returns pool -> its limit in bytes, as `build` takes it, from the values of --memPoolSize; numbers without a unit are MiB.
-    Raises UsageError.
+    """Returns pool -> its limit in bytes, as `build` takes it, from the values of --memPoolSize; numbers without a unit are
+    MiB. Raises UsageError.
 
     >>> parse_pools(["activations:1.5G,workspace:512K"]), parse_pools(["workspace:64"])
     ({'activations': 1610612736, 'workspace': 524288}, {'workspace': 67108864})
@@ -344,7 +344,7 @@ def exported(
 ) -> dict[str, Callable[[], bytes]]:
     """Returns option -> a function that returns the bytes of its file, for options that describe an engine's layers.
 
-    `model`: the ONNX file that the engine was built from; `times`: for each layer its measured times in microseconds, None for
+    `model`: the ONNX file that the engine was built from; `times[iteration][layer]`: measured times in microseconds, None for
     the plan's own times; `verbosity`: the value of --profilingVerbosity.
     """
     from gpu_runtime.explain import layer_info

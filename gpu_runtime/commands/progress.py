@@ -100,7 +100,7 @@ class ProgressLine:
                 self._width = 0
 
     def _heard(self, record: object) -> bool:
-        """Shows the emulator's compilation as a stage; a filter of its log, which returns False so that no log line is printed."""
+        """Shows the emulator's compilation as a stage; a filter of its log that returns False, so that no line is printed."""
         self(Progress("emulator", "for this CPU"))
         return False
 
@@ -135,8 +135,8 @@ class ProgressLine:
 
 
 class Interrupts:
-    """A listener that handles Ctrl-C during a build while its `with` block lasts, in the main thread only; it passes each call on
-    to `listener`.
+    """A listener that handles Ctrl-C during a build while its `with` block lasts, in the main thread only; it passes each call
+    on to `listener`.
 
     While tactics are timed, the first Ctrl-C ends the timing and the build goes on; any other Ctrl-C ends the command.
     `ended`: returns whether the time for timing tactics has passed.

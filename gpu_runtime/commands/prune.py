@@ -137,8 +137,8 @@ def prune_command(asked: Asked) -> None:
 
 
 def _names(option: str, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the names in the texts that an option was `given`, split at commas. Raises UsageError for an empty name, or "auto"
-    where it is not allowed.
+    """Returns the names in the texts that an option was `given`, split at commas. Raises UsageError for an empty name, or
+    "auto" where it is not allowed.
     """
     names = tuple(name.strip() for text in given for name in text.split(","))
     if not all(names):

@@ -385,8 +385,8 @@ def _check_dashes(args: Iterable[str], known: Iterable[str]) -> None:
 def _offered(typed: str, known: Iterable[str]) -> list[str]:
     """Returns the option to propose for the unknown option `typed`: of the accepted ones, the most similar name; else [].
 
-    `known`: the names of all options. An option that writes a file is proposed only if its first six characters are typed, as in
-    --saveEngin.
+    `known`: the names of all options. An option that writes a file is proposed only if its first six characters are typed, as
+    in --saveEngin.
     """
     own = [name for name in known if name not in BY_NAME or BY_NAME[name].verdict == "accepted"]
     return difflib.get_close_matches(typed, [name for name in own if not name.startswith(WRITES) or name[:6] == typed[:6]], 1)

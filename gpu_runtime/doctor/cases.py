@@ -1,6 +1,7 @@
 """The small problems and tactics that test each kernel, from the CASES of its family.
 
-Each problem is small enough for NumPy and the emulator, and no multiple of a tile, so it tests masks, padding and the tails of K.
+Each problem is small enough for NumPy and the emulator, and no multiple of a tile, so it tests masks, padding and the tails of
+K.
 """
 
 from collections.abc import Iterable, Sequence

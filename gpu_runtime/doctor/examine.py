@@ -265,7 +265,7 @@ def _run(
     """
     pool, sm = ThreadPoolExecutor(), virtual(device.sm) if emulated else device.sm
     wanted = dict.fromkeys(item for case in todo for item in binaries(case.problem, case.tactic))
-    compiling = {item: pool.submit(compile_kernel, item[0], dict(item[1]), sm) for item in wanted}  # in threads, while cases run
+    compiling = {item: pool.submit(compile_kernel, item[0], dict(item[1]), sm) for item in wanted}  # while cases run
     found: list[Outcome] = []
     for done, case in enumerate(todo):
         progress(Progress("examine", case.kernel, done, len(todo)))

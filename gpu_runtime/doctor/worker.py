@@ -1,7 +1,7 @@
 """The child process that runs the doctor's cases, checks and rates: `python -m gpu_runtime.doctor.worker [DEVICE]`.
 
-It uses the GPU at hand or, if a DEVICE is named, the emulator of this GPU. Each request is a line with a JSON object on standard
-input, each answer a line on standard output, with the request's id:
+It uses the GPU at hand or, if a DEVICE is named, the emulator of this GPU. Each request is a line with a JSON object on
+standard input, each answer a line on standard output, with the request's id:
 
     (start)                  {"device": device, "facts": {...}}, {"none": why there is no GPU} or {"error": text}
     {"op": "case", "problem": {...}, "tactic": name}     {"error_of": relative error}

@@ -54,8 +54,8 @@ def _choice(op: Op, chosen: plan.Plan) -> Iterator[str]:
 
 
 def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
-    """Yields the lines with every tactic's time, grouped by the formats of its tensors and then by kernel. `mark`: the text before
-    each time, "~" for predictions.
+    """Yields the lines with every tactic's time, grouped by the formats of its tensors and then by kernel. `mark`: the text
+    before each time, "~" for predictions.
     """
     name = printable(op.name)
     combinations: dict[tuple[Format, ...], list[Tactic]] = {}
@@ -107,8 +107,8 @@ def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
 
 
 def _described(fmt: Format, shape: tuple[int, int, int, int]) -> str:
-    """Returns a format as TensorRT writes it: the strides of N, C, H, W in vectors, with the width of the vectorized axis behind
-    a colon.
+    """Returns a format as TensorRT writes it: the strides of N, C, H, W in vectors, with the width of the vectorized axis
+    behind a colon.
 
     For example Half(24200,1:8,440,8). `shape`: the tensor's N, C, H, W.
     """

@@ -48,8 +48,8 @@ class LayerFacts:
         return ins if ins == outs else f"{ins} -> {outs}"
 
     def range_us(self, sigma: float | None) -> tuple[float, float] | None:
-        """Returns the error band (low, high) of the layer's time in microseconds; None if it is not known, or if the layer launches
-        nothing.
+        """Returns the error band (low, high) of the layer's time in microseconds; None if it is not known, or if the layer
+        launches nothing.
 
         It is the band of the layer's best kernel if the record has this kernel, else the time plus and minus `sigma`, the
         relative error of all predictions; None: the error is not known.

@@ -114,8 +114,8 @@ def sureness(row: SparsityRow) -> str:
 
 
 def surenesses(sparsity: SparsityRecord) -> dict[str, int]:
-    """Returns word of SURE -> the number of layers that run sparse and have this word; {} if times are measured or no layer runs
-    sparse.
+    """Returns word of SURE -> the number of layers that run sparse and have this word; {} if times are measured or no layer
+    runs sparse.
     """
     words = [sureness(row) for row in sparsity.rows for _ in row.layers if row.verdict == "sparse"]
     return {word: words.count(word) for word, _ in SURE} if any(words) else {}
@@ -172,7 +172,8 @@ def whose_text(record: Explained) -> str:
 
 
 def counts_text(sparsity: SparsityRecord) -> str:
-    """Returns the sentence with the numbers of layers with weights, of eligible and of sparse ones, the latter also by sureness.
+    """Returns the sentence with the numbers of layers with weights, of eligible and of sparse ones, the latter also by
+    sureness.
 
     A layer is a node of the model, even if one launch computes several nodes.
     """

@@ -81,7 +81,7 @@ def text(record: EngineRecord) -> str:
 
 
 def alike(found: Sequence[Gap]) -> list[list[Gap]]:
-    """Returns the launches in groups with the same kernel, time and floor; the groups farthest above their floors come first."""
+    """Returns the launches in groups of equal kernel, time and floor; the groups farthest above their floors come first."""
     return [*_grouped(found, lambda g: (g.type, g.tactic, round(g.us, 2), round(g.floor_us, 2))).values()]
 
 

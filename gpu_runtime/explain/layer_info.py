@@ -63,8 +63,7 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
 def limited(info: dict[str, object], verbosity: str) -> dict[str, object]:
     """Returns the part of the layer information that `verbosity` of --profilingVerbosity keeps.
 
-    "detailed": all keys; "layer_names_only": the names of layers and bindings; "none": an empty list of layers, and the names
-    of bindings.
+    "detailed": all keys; "layer_names_only": the names of layers and bindings; "none": the names of bindings only.
     """
     layers: Any = info["Layers"] if verbosity == "layer_names_only" else ()
     return info if verbosity == "detailed" else {"Layers": [layer["Name"] for layer in layers], "Bindings": info["Bindings"]}
@@ -194,7 +193,7 @@ def _layer_type(layer: Layer) -> str:
 
 
 def _parameters(layer: Layer, timing: Timing) -> Keys:
-    """Returns the JSON keys of a launched layer's parameters, TensorRT's keys where it has such a layer, else keys of our own."""
+    """Returns the JSON keys of a launched layer's parameters: TensorRT's keys, and our own where TensorRT has none."""
     p: Any = layer.problem
     if p and p.PARTS and isinstance(chain := p.parts[-1], PointwiseProblem):
         stages = _pointwise(chain, len(chain.tensors))
@@ -300,8 +299,8 @@ def _weights_type(layer: Layer) -> str:
 
 
 def _pad(p: ConvProblem | ConvTransposeProblem) -> tuple[int, ...]:
-    """Returns the padding (top, left, bottom, right) of a convolution; of a transposed one, the pixels cut from each side of the
-    output.
+    """Returns the padding (top, left, bottom, right) of a convolution; of a transposed one, the pixels cut from each side of
+    the output.
 
     The output padding of a transposed convolution reduces bottom and right.
     """
@@ -407,8 +406,8 @@ def _io_tensor(t: Bound, mode: str) -> Keys:
 
 
 def _clean(name: str) -> str:
-    """Returns a name that graph viewers can draw: without markup, control characters and the brackets of TensorRT's suffix for a
-    shape profile.
+    """Returns a name that graph viewers can draw: without markup, control characters and the brackets of TensorRT's suffix for
+    a shape profile.
     """
     name = re.sub(r"\[profile +(\d+)\]", r"(profile \1)", name)
     name = name.translate(str.maketrans("<>&|", "()+/"))

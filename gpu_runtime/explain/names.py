@@ -41,8 +41,8 @@ def grouped(names: Iterable[str]) -> list[str]:
 
 
 def _merged(names: list[Parts]) -> list[Parts]:
-    """Merges names that differ in one part only, until no two such names are left. A name is a tuple of parts, and a part a tuple
-    of values.
+    """Merges names that differ in one part only, until no two such names are left. A name is a tuple of parts, and a part a
+    tuple of values.
     """
     before, vary = None, [i for i in reversed(range(len(names[0]))) if len({parts[i] for parts in names}) > 1]
     while before != len(names):

@@ -117,7 +117,7 @@ def _memory(record: EngineRecord, _: Most) -> str:
 
 
 def _least(memory: Memory) -> str:
-    """Returns the words that compare the activations' arena with the most bytes alive at once, which no packing can undercut."""
+    """Returns the words that compare the activations' arena with the most bytes alive at once, its lower bound."""
     bound, total = memory.largest_live_bytes, memory.activation_bytes
     if total <= bound:
         return " (proven minimal for this order: all of it is live at once)"

@@ -73,7 +73,7 @@ def _sections(record: EngineRecord, plan: PlanRecord) -> dict[str, Section]:
 
 
 def points_text(record: EngineRecord) -> str:
-    """Returns a table with a row for each plan, and sentences on memory, padding and equal bits; "" for an engine of one size."""
+    """Returns a table with a row for each plan, and sentences on memory and equal bits; "" for an engine of one size."""
     if not record.profiles:
         return ""
     found, timing = points(record), record.timing

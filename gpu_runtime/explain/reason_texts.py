@@ -1,5 +1,6 @@
-"""The texts for each reason of a sparsity row, in one table (REASONS) for the log, the tables, the full account and the comparison
-of devices."""
+"""The texts for each reason of a sparsity row, in one table (REASONS) for the log, the tables, the full account and the
+comparison of devices.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -77,8 +78,8 @@ def _without_tactic(rows: Rows, record: EngineRecord) -> str:
 
 
 def _not_2_4(rows: Rows, record: EngineRecord) -> str:
-    """Returns the log's text on layers whose weights are not 2:4: the share of groups that fit, the energy that pruning takes, and
-    the number of layers that would gain by it.
+    """Returns the log's text on layers whose weights are not 2:4: the share of groups that fit, the energy that pruning takes,
+    and the number of layers that would gain by it.
     """
     whose = "weights of merged branches" if rows[0].branches else "weights"
     text = f"{span_text([r.pattern_share for r in rows], share_text)} of the groups of 4 {whose} fit 2:4"
@@ -266,8 +267,8 @@ def _up(ratio: float) -> str:
 
 
 def _would(row: SparsityRow, would: IfSparse, record: Explained, most: float) -> str:
-    """Returns the sentence on the predictions for a layer's best sparse and best dense kernel (`would`), also in a measured plan.
-    `most`: the largest possible ratio of their times.
+    """Returns the sentence on the predictions for a layer's best sparse and best dense kernel (`would`), also in a measured
+    plan. `most`: the largest possible ratio of their times.
     """
     sparse, dense, gain = us_text(would.us, PREDICTED), us_text(would.dense_us, PREDICTED), would.dense_us / would.us
     pruned, since = row.reason == "pattern_violation", _since(would, row, record) if gain < NO_GAIN else ""

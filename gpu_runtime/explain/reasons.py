@@ -1,5 +1,5 @@
-"""The sparsity record of a plan: for each layer with weights the verdict (sparse, dense, not eligible), its reason and the numbers
-behind it, as plain data, which the other modules put into words.
+"""The sparsity record of a plan: for each layer with weights the verdict (sparse, dense, not eligible), its reason and the
+numbers behind it, as plain data, which the other modules put into words.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ from tactics.roofline import floors
 from tactics.tactic import Tactic
 
 Best = tuple[Tactic, Time] | None
-Patterns = dict[tuple, tuple[Op, tuple, tuple]]  # weights of an op -> (the op, their pattern in FP16, their pattern in the file)
+Patterns = dict[tuple, tuple[Op, tuple, tuple]]  # weights of an op -> (the op, their pattern in FP16, and in the file)
 OTHER_FORM = "The plan runs the layer on channels in another order, in which its weights are not 2:4"
 
 
@@ -68,15 +68,15 @@ class Known:
     _if_sparse: dict[tuple[int, ...], IfSparse | None] = field(default_factory=dict)
 
     def best(self, times: Times, sparse: bool) -> Best:
-        """Returns (the fastest tactic, its time) in an op's times, of the sparse ones or of the dense ones; None without one."""
+        """Returns (tactic, time) of the fastest sparse or the fastest dense tactic in an op's times; None without one."""
         key = id(times), sparse
         if key not in self._best:
             self._best[key] = _best(times, sparse)
         return self._best[key]
 
     def alone(self, alternatives: list[Timed]) -> tuple[Op, tuple[Tactic, Time]] | None:
-        """Returns (the op that the plan of this batch alone runs for a layer, (its tactic, its time)); None if this plan runs none
-        of the layer's `alternatives` with a tactic.
+        """Returns (the op that the plan of this batch alone runs for a layer, (its tactic, its time)); None if this plan runs
+        none of the layer's `alternatives` with a tactic.
         """
         own = self.own or self.chosen
         for op, times in alternatives:
@@ -250,8 +250,8 @@ def _form(own: Op, ran: Op) -> str | None:
 
 
 def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk: float | None) -> str:
-    """Returns the code of the reason why an eligible layer runs dense. `sparse`, `dense`: the times of its best kernels; `risk`:
-    --risk.
+    """Returns the code of the reason why an eligible layer runs dense. `sparse`, `dense`: the times of its best kernels;
+    `risk`: --risk.
     """
     if not (sparse.timed and dense.timed):
         return "not_timed"
@@ -355,8 +355,8 @@ def _most_us(row: SparsityRow) -> float:
 
 
 def _best(times: Times, sparse: bool) -> Best:
-    """Returns (the fastest tactic, its time) of the sparse or of the dense tactics in `times`; None without one. Ties are decided
-    by formats, then by name.
+    """Returns (the fastest tactic, its time) of the sparse or of the dense tactics in `times`; None without one. Ties are
+    decided by formats, then by name.
     """
     rows = [(t, time) for t, time in times.items() if t.sparse == sparse]
 
@@ -401,7 +401,7 @@ def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> 
 
 
 def _sizes(times: Times) -> tuple[int, ...]:
-    """Returns the bytes per element of each input, then of the output, in the smallest type that any tactic in `times` takes."""
+    """Returns the bytes per element of each input, then of the output, in the smallest type of any tactic in `times`."""
     around = ([DTYPES[f.dtype].itemsize for f in (*t.ins, t.out)] for t in times)
     return tuple(min(column) for column in zip(*around, strict=True))
 

@@ -51,8 +51,8 @@ def trust_text(record: EngineRecord, checked: bool) -> str:
 
 
 def inspect_text(record: EngineRecord, checked: bool = False) -> str:
-    """Returns the text that `gpu-runtime inspect ENGINE` prints: the engine's origin, inputs and outputs, the plan, the sparsity
-    log. `checked`: Engine.checked.
+    """Returns the text that `gpu-runtime inspect ENGINE` prints: the engine's origin, inputs and outputs, the plan, the
+    sparsity log. `checked`: Engine.checked.
     """
     facts = [
         ("trust", trust_text(record, checked)),

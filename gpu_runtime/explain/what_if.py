@@ -87,8 +87,8 @@ class Answer(Told):
 
 
 def store(table: Table, pruned: Table | None = None) -> Choices:
-    """Returns the planner's graph as a record: the times of reformats, and its ops with their entries (kernel, formats, time), for
-    each combination of formats the fastest dense and the fastest sparse one.
+    """Returns the planner's graph as a record: the times of reformats, and its ops with their entries (kernel, formats, time),
+    for each combination of formats the fastest dense and the fastest sparse one.
 
     `pruned`: the table with pruned weights, whose sparse entries are added to ops without sparse entries; None: no entries are
     added.
@@ -139,8 +139,8 @@ def store(table: Table, pruned: Table | None = None) -> Choices:
 
 
 def graph(stored: Choices, pruned: Collection[str] = ()) -> Graph:
-    """Returns the planner's graph from a record that `store` made. `pruned`: the ops that keep their entries for pruned weights,
-    which other ops lose.
+    """Returns the planner's graph from a record that `store` made. `pruned`: the ops that keep their entries for pruned
+    weights, which other ops lose.
     """
     times, keys = {t.name: t.reformat_ps for t in stored.tensors}, {t.name: t.keys for t in stored.tensors}
     place = {name: {key: i for i, key in enumerate(each)} for name, each in keys.items()}

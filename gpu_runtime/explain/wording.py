@@ -1,4 +1,4 @@
-"""The reasons why layers run sparse or dense as text: the sparsity log and the full account of a layer, from a plan's record."""
+"""The reasons why layers run sparse or dense as text, from a plan's record: the sparsity log, the account of a layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -93,8 +93,8 @@ def cost_text(row: SparsityRow, record: Explained) -> str:
 
 
 def sentence(row: SparsityRow, record: Explained) -> str:
-    """Returns the sentences on why a layer runs sparse or dense, made from its row's reason and numbers; `row.sentence` replaces
-    the first of them.
+    """Returns the sentences on why a layer runs sparse or dense, made from its row's reason and numbers; `row.sentence`
+    replaces the first of them.
     """
     if row.sentence:
         return " ".join(filter(None, (row.sentence, _alone(row, record))))

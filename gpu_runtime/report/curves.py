@@ -12,7 +12,7 @@ from gpu_runtime.report.page import HERE, filled
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1040, 400, 52, 104, 30, 44  # pixels: size and margins of a plot, with names at the right
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1040, 400, 52, 104, 30, 44  # pixels: a plot's size, and margins, names at the right
 LINE, NUMBER = 14, 32  # pixels: the least distance of two names, and the width of a number
 NICE = (1.0, 2.0, 5.0)  # ticks between powers of ten
 
@@ -102,8 +102,8 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _without_overlap(ends: dict[int, float]) -> dict[int, float]:
-    """Returns number of a curve -> the y of its name, in pixels. `ends`: number of a curve -> the y of its end; names that would
-    overlap are moved down.
+    """Returns number of a curve -> the y of its name, in pixels. `ends`: number of a curve -> the y of its end; names that
+    would overlap are moved down.
     """
     found: dict[int, float] = {}
     for i, at in sorted(ends.items(), key=lambda end: end[1]):

@@ -30,7 +30,7 @@ NO_KERNEL = {
 
 
 def page(record: EngineRecord) -> Keys:
-    """Returns the content of an engine's page as a JSON object. Layers refer to entries of "tactics" and "tensors" by number."""
+    """Returns the content of an engine's page as a JSON object; layers refer to "tactics" and "tensors" by number."""
     plan, device = record.plan, record.device
     placed: list[TensorPlace | Bound] = [*plan.inputs, *(t for layer in plan.layers for t in layer.tensors), *plan.outputs]
     tensors: dict[str, TensorPlace | Bound] = {}
@@ -121,8 +121,8 @@ class _Forms:
         return self.numbers.setdefault(tactic, len(self.numbers))
 
     def of(self, layer: Layer) -> list[Keys]:
-        """Returns a layer's forms as JSON objects with "op" and "candidates", the form that the plan runs first; forms without a
-        launch are left out.
+        """Returns a layer's forms as JSON objects with "op" and "candidates", the form that the plan runs first; forms without
+        a launch are left out.
         """
         rows = self.by_name.get(layer.op_name, []) + (self.by_name.get(layer.layer, []) if layer.layer else [])
         forms = [(row.op, self._candidates(row)) for row in {row.op: row for row in rows}.values()]
@@ -153,9 +153,9 @@ def _layer(
     """Returns a layer as a JSON object; keys whose value is unknown or empty are left out.
 
     "nbytes": bytes that it must read and write, each once, weights included; "cost_us": time that the plan would take more with
-    the other choice, which comes from `costs` for weights that are not 2:4; "saved_us": time that 2:4 saves here, or would save;
-    "facts": (topic, text); "layers": the number of the model's nodes that have the weights. `numbers`: tensor -> its number on
-    the page; `costs`: layer -> microseconds, as pruned_costs returns them.
+    the other choice, which comes from `costs` for weights that are not 2:4; "saved_us": time that 2:4 saves here, or would
+    save; "facts": (topic, text); "layers": the number of the model's nodes that have the weights. `numbers`: tensor -> its
+    number on the page; `costs`: layer -> microseconds, as pruned_costs returns them.
     """
     layer, row = found.layer, found.row
     low, high = found.range_us(record.timing.sigma) or (None, None)
@@ -189,7 +189,8 @@ def _layer(
 def _saved_us(row: SparsityRow, other: float | None) -> float | None:
     """Returns the microseconds that 2:4 saves at a sparse layer, or would save at a dense one; None where they are not known.
 
-    `other`: the cost of the other choice in the whole plan; None: the result is the predicted gain of the layer's kernels alone.
+    `other`: the cost of the other choice in the whole plan; None: the result is the predicted gain of the layer's kernels
+    alone.
     """
     if other is not None:
         return other if row.verdict == "sparse" else -other

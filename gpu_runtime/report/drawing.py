@@ -14,8 +14,8 @@ MOST_CUTS = 30_000  # in a graph with more cuts long edges are drawn straight
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A drawn graph, in pixels. `nodes`: the centre (x, y) of each node; `edges`: the points (x, y) of each edge's line, from its
-    first node to its second; `width`, `height`: of the drawing.
+    """A drawn graph, in pixels. `nodes`: the centre (x, y) of each node; `edges`: the points (x, y) of each edge's line, from
+    its first node to its second; `width`, `height`: of the drawing.
     """
 
     nodes: tuple[tuple[float, float], ...]
@@ -166,8 +166,8 @@ def _spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
 
 
 def _pull(a: float, b: float) -> float:
-    """Returns the weight of a neighbour in the mean place of a node or cut, by the widths of both: 8 between two cuts, which keeps
-    long edges straight, 4 between two nodes, else 1.
+    """Returns the weight of a neighbour in the mean place of a node or cut, by the widths of both: 8 between two cuts, which
+    keeps long edges straight, 4 between two nodes, else 1.
     """
     return 8.0 if a == b == LANE else 4.0 if a == b else 1.0
 

@@ -21,8 +21,8 @@ PROCESS, KERNELS = 1, 1  # numbers of the trace's one process and its one track
 
 
 def notes(record: EngineRecord) -> list[dict[str, str]]:
-    """Returns the notes on each layer as a dict of texts: "layer" (its name), "tactic", "formats", "time", "timing" and "verdict";
-    for a layer with weights also "reason" (its code) and "why".
+    """Returns the notes on each layer as a dict of texts: "layer" (its name), "tactic", "formats", "time", "timing" and
+    "verdict"; for a layer with weights also "reason" (its code) and "why".
     """
     found = []
     for facts in facts_of(record):

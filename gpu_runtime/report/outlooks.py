@@ -1,5 +1,6 @@
-"""The plans of one model for several devices and batches as tables: the verdict of each layer on each device, and the reasons for
-differences; the time of an image, with our kernels and with a library's."""
+"""The plans of one model for several devices and batches as tables: the verdict of each layer on each device, and the reasons
+for differences; the time of an image, with our kernels and with a library's.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -188,5 +188,5 @@ def test_compute_sanitizer_finds_nothing(tool, device):
     if "not supported" in text or "Unable to" in text:
         pytest.skip(f"compute-sanitizer refuses: {text.strip()[:300]}")
     errors = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)
-    looked_up = re.findall(r"on CUDA API call to cuGetProcAddress", text)  # by cuda-bindings, for calls that an older driver lacks
+    looked_up = re.findall(r"on CUDA API call to cuGetProcAddress", text)  # by cuda-bindings, for calls that old drivers lack
     assert done.returncode == 0 and "tactics ran" in text and errors and int(errors[1]) == len(looked_up), text[-4000:]

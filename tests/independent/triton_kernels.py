@@ -282,8 +282,9 @@ def turned(x, y, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def rounded(x, w, y, n, B: tl.constexpr):
-    """Stores roundings, each in a row of y: to FP16, to nearest and toward zero, to bfloat16, to whole numbers; and the error of
-    a rounded product, by a fused multiplication and addition."""
+    """Stores roundings, each in a row of y: to FP16, to nearest and toward zero, to bfloat16, to whole numbers; and the error
+    of a rounded product, by a fused multiplication and addition.
+    """
     i = tl.program_id(0) * B + tl.arange(0, B)
     inside = i < n
     a, b = tl.load(x + i, mask=inside, other=0.0), tl.load(w + i, mask=inside, other=0.0)
