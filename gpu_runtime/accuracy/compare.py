@@ -217,6 +217,7 @@ class _Tensors:
 
     @classmethod
     def of(cls, models: _Models, engine: Engine) -> _Tensors:
+        """Returns the tensors of an engine's layers; reformats and layers without outputs have none."""
         outer = {inner_name(o.name): o.name for o in engine.plan.outputs}
         layers = engine.plan.layers
         written = {x.op_name: x.op_output for x in layers if x.outputs and x.type != "reformat"}

@@ -89,6 +89,7 @@ class Comparison(Told):
 
     @property
     def passed(self) -> bool:
+        """Whether all outputs are within tolerance; layers do not count."""
         return all(r.passed for r in self.outputs)
 
     @property

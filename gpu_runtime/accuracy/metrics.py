@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
-Metric = Callable[[Arrays, np.ndarray], float]  # of outputs by name and labels, over all samples; higher is better
+Metric = Callable[[Arrays, np.ndarray], float]  # (outputs by name, labels), over all samples -> score; higher is better
 TOP1 = "top-1 accuracy"
 
 

@@ -106,6 +106,7 @@ class Lane:
         return Copy(there, here, edge.nbytes, host)
 
     def _move(self, copies: Sequence[Copy], kind: int) -> None:
+        """Queues the copies on the lane's stream. `kind`: TO_DEVICE or TO_HOST."""
         for copy in copies:
             self.gpu.cupy.cuda.runtime.memcpyAsync(copy.to, copy.source, copy.nbytes, kind, self.gpu.stream.ptr)
 
@@ -178,6 +179,7 @@ class Worker:
         self.stop = False
 
     def run(self) -> None:
+        """Runs the loop in the calling thread. Raises the errors of the GPU, with an explanation."""
         with self._lanes[0].gpu.here(), explained():
             self._run()
 
@@ -199,6 +201,7 @@ class Worker:
                 self._keep(lane.finish(self._began))
 
     def _keep(self, query: Query | None) -> None:
+        """Counts a query, and keeps it unless it began during the warm-up; None: does nothing."""
         if query is None:
             return
         if query.begun < self._settings.warm_up_ms:

@@ -105,6 +105,7 @@ class ProgressLine:
         return False
 
     def _draw_on(self) -> None:
+        """Shows the present stage again and again, in a thread, until `end`."""
         while not self._ended.wait(TICK_S):
             self.tick()
 
@@ -168,6 +169,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._usual)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        """Handles SIGINT: ends the timing of tactics, or raises KeyboardInterrupt the second time and at other stages."""
         if self._pressed or not self._tuning:
             self._usual(number, frame)
         self._pressed = True

@@ -27,26 +27,30 @@ if TYPE_CHECKING:
 PERCENTILES = "90,95,99"
 
 
-# ---- values of options
+# ---- values of options: click's callbacks, which return the value of an option or raise UsageError
 
 
 def _time(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Returns a finite time from 0 on."""
     if not 0 <= value < math.inf:
         raise click.UsageError(f"{parameter.opts[0]}: expected a time from 0 on, got {value:g}", context)
     return value
 
 
 def _duration(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Returns a time from 0 on; infinity for -1."""
     return math.inf if value == -1 else _time(context, parameter, value)
 
 
 def _patience(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Returns a finite time above 0."""
     if not 0 < value < math.inf:
         raise click.UsageError(f"{parameter.opts[0]}: expected a time above 0, got {value:g}", context)
     return value
 
 
 def _percents(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    """Returns the numbers from 0 to 100 in a text with commas."""
     try:
         found = tuple(map(float, value.split(",")))
     except ValueError:

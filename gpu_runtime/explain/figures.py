@@ -71,6 +71,7 @@ def span_text(values: Sequence[float | None], write: Callable[[float], str]) -> 
 
 
 def times_are(timing: Timing) -> str:
+    """Returns the clause on the origin of times, as "times are predicted(h200), marked ~"."""
     return f"times are {timing.label}{', marked ~' if timing.is_predicted else ''}"
 
 
@@ -122,6 +123,7 @@ def surenesses(sparsity: SparsityRecord) -> dict[str, int]:
 
 
 def sureness_text(sparsity: SparsityRecord) -> str:
+    """Returns the numbers of sparse layers by sureness as text, as "certain 12, likely 3"; "" if `surenesses` is empty."""
     return ", ".join(f"{word} {count}" for word, count in surenesses(sparsity).items())
 
 

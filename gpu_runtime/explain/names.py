@@ -92,6 +92,7 @@ def fitting(
 
 
 def _and_more(texts: list[str], more: int) -> list[str]:
+    """Returns the texts with a last text on the number of further names."""
     return [*texts, f"and {more} more" if texts else f"{more} layers"]
 
 

@@ -33,12 +33,17 @@ def _some(items: Sequence[str], most: Most, sep: str = ", ") -> str:
     return sep.join([*items[:most], *more])
 
 
+# ---- times
+
+
 def _time(record: EngineRecord, _: Most) -> str:
+    """Returns the plan's time, its proof, and the time without sparse kernels."""
     time = f"{us_text(record.solution.total_us, record.timing)}, {proof_text(record.plan, record.timing)}"
     return "; ".join(filter(None, (time, dense_text(record))))
 
 
 def _total(record: EngineRecord, _: Most) -> str:
+    """Returns the plan's time, its proof, the planner's method, and the time of reformats."""
     plan, timing, p = record.plan, record.timing, record.plan.solution
     reformats = [layer.time_us for layer in plan.layers if layer.type == "reformat"]
     noops = sum(layer.type == "noop" for layer in plan.layers)
@@ -50,6 +55,7 @@ def _total(record: EngineRecord, _: Most) -> str:
 
 
 def _calls(record: EngineRecord, _: Most) -> str:
+    """Returns the number and time of layers that a library's function computes; "" without such layers."""
     found = [layer.time_us for layer in record.plan.layers if layer.type == "library"]
     basis = ", estimated as one launch that moves each byte once" if record.timing.is_predicted else ""
     together = us_text(sum(found), record.timing)
@@ -57,6 +63,7 @@ def _calls(record: EngineRecord, _: Most) -> str:
 
 
 def _whole(record: EngineRecord, _: Most) -> str:
+    """Returns the measured time of the whole network; "" if it was not measured."""
     p = record.solution
     if p.measured_us is None:
         return ""
@@ -64,6 +71,8 @@ def _whole(record: EngineRecord, _: Most) -> str:
 
 
 def _in_place(record: EngineRecord, _: Most) -> str:
+    """Returns the three layers whose times within the network differ most from their times alone."""
+
     def text(a: Apart) -> str:
         at = f" behind {a.behind}" if a.behind else ""
         return f"{a.layer} took {us_text(a.us, record.timing)}{at}, {us_text(a.alone_us, record.timing)} alone"
@@ -73,6 +82,7 @@ def _in_place(record: EngineRecord, _: Most) -> str:
 
 
 def _replaced(record: EngineRecord, _: Most) -> list[str]:
+    """Returns a paragraph for each tactic that was replaced because the whole network is faster with another one."""
     times = [[us_text(us, record.timing) for us in (r.after_us, r.before_us)] for r in record.solution.replaced]
     return [
         f"{r.op}: {r.after.partition('__')[0]} for {r.before.partition('__')[0]}, as the whole took {after} instead of {before}"
@@ -81,6 +91,7 @@ def _replaced(record: EngineRecord, _: Most) -> list[str]:
 
 
 def _int8(record: EngineRecord, most: Most) -> list[str]:
+    """Returns paragraphs on the number of layers in INT8, and on the layers that stay in FP16, by reason."""
     against = record.plan.int8
     if not against:
         return []
@@ -100,6 +111,7 @@ def _merged(record: EngineRecord, _: Most) -> str:
 
 
 def _rivals(record: EngineRecord, _: Most) -> str:
+    """Returns the times of the best plans under other conditions: dense, in one format, layer by layer."""
     total, rivals = record.solution.total_us, record.solution.rivals
     single, whose = rivals.best_single_format, "" if rivals.own_us is None else "this batch alone: "
     named = [
@@ -128,6 +140,7 @@ def _least(memory: Memory) -> str:
 
 
 def _wide(record: EngineRecord, most: Most) -> list[str]:
+    """Returns the names of layers with FP32 tensors, and the reasons."""
     wide = {f.layer.op_name: f.wide for f in facts_of(record) if f.wide}
     names = fitting([*wide], lambda texts: most is None or len(texts) <= most, list if most is None else grouped)
     reasons = [*dict.fromkeys(why for whys in wide.values() for why in whys)]
@@ -136,6 +149,7 @@ def _wide(record: EngineRecord, most: Most) -> list[str]:
 
 
 def _scaled(record: EngineRecord, most: Most) -> str:
+    """Returns the tensors that are stored scaled by a power of two, since FP16 cannot hold them; "" without such tensors."""
     found = record.plan.range
     high = {t: v for t, v in found.high if v is not None} if found else {}
     scaled = {t: e for t, e in found.exponents.items() if high.get(t)} if found else {}
@@ -146,6 +160,7 @@ def _scaled(record: EngineRecord, most: Most) -> str:
 
 
 def _overflow(record: EngineRecord, most: Most) -> str:
+    """Returns the tensors that may exceed FP16's range, with the reasons why no cure was possible; "" without such tensors."""
     stuck = record.plan.range.stuck if record.plan.range else ()
     texts = [f"{t!r}: {why}" for t, why in stuck]
     return f"{len(stuck)} tensors may exceed FP16's range: {_some(texts, most and 2, '; ')}" if stuck else ""

@@ -41,7 +41,7 @@ class ReasonText:
     cure: Callable[[SparsityRow, Explained], str] = lambda row, record: ""
 
 
-# ---- texts on many layers
+# ---- texts on many layers (ReasonText.group)
 
 
 def _speed(rows: Rows) -> str:
@@ -102,7 +102,7 @@ def _faster(rows: Rows) -> list[float]:
     return [gain for gain in gains if gain >= NO_GAIN]
 
 
-# ---- texts on one layer
+# ---- texts on one layer (ReasonText.sentence)
 
 
 def time_text(best: KernelTime | None, timing: Timing) -> str:
@@ -240,7 +240,7 @@ def _grouped(row: SparsityRow, record: Explained, *_: str) -> str:
     return f"it is a grouped convolution, and no sparse tactic supports its groups{_detail(row)}"
 
 
-# ---- cures and limits
+# ---- cures and limits (ReasonText.cure)
 
 
 def _limit(row: SparsityRow, record: Explained) -> str:

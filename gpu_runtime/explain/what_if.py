@@ -278,11 +278,13 @@ def _cell(side: Side, other: Side, us: float, timing: Timing) -> str:
 
 
 def _entry(op: str, e: planned.Entry) -> Entry:
+    """Returns an entry of the planner's graph as a record for answers."""
     ins, out = (e.ins[0].format, e.out.format) if e.tactic is None else (e.tactic.ins[0], e.tactic.out)
     return Entry(op, e.name, str(ins), str(out), e.us, e.timed)
 
 
 def _hop(stored: Choices, g: Graph, hop: planned.Hop) -> Hop:
+    """Returns a reformat of the planner's graph as a record for answers, with its time."""
     tensor, src, dst = hop
     shape = next(t.shape4 for t in stored.tensors if t.name == tensor)
     names = {canonical(f, shape): str(f) for f in reversed(representative(shape))}

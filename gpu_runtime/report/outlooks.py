@@ -110,6 +110,7 @@ def _picks(p: Outlook) -> str:
 
 
 def _us(us: float | None, unit: str = " us") -> str:
+    """Returns predicted microseconds as text; "-" for an unknown time."""
     return "-" if us is None else us_text(us, PREDICTED, unit=unit)
 
 
@@ -128,6 +129,7 @@ def _head(plans: Sequence[Outlook], which: str) -> str:
 
 
 def _batch_table(plans: Sequence[Outlook]) -> list[str]:
+    """Returns the head and the table with a row per device and batch."""
     batches = ", ".join(map(str, sorted({p.batch for p in plans})))
     (first, _), (second, _), *_ = columns = series(plans)
     times = [f"{name},\nper image" for name, _ in columns]
@@ -158,6 +160,7 @@ def _by_layer(plans: Sequence[Outlook]) -> list[dict[str, SparsityRow]]:
 
 
 def _device_table(plans: Sequence[Outlook]) -> list[str]:
+    """Returns the table with a row per layer and a column per plan, each of another device."""
     by_layer = _by_layer(plans)
     rows = [
         [printable(layer), *(_cell(rows[layer], plan) for rows, plan in zip(by_layer, plans, strict=True))]
@@ -179,6 +182,7 @@ def _differing(plans: Sequence[Outlook]) -> list[list[str]]:
 
 
 def _sources(d: Device) -> list[str]:
+    """Returns the paragraph on the sources of a device's rates, and on assumed rates."""
     held = f"; {held_text(d)}" if held_text(d) else ""
     return wrap(f"{d.name}: {d.sources}{held}" + (f". Assumed: {d.assumed}" if d.assumed else ""))
 
