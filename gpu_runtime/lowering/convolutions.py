@@ -17,7 +17,7 @@ from tactics.problems.protocol import Problem, Shape4
 
 _Product = tuple[
     Value, np.ndarray, int
-]  # what a node reads, its weights [K, ...], the output's axis along which their rows lie
+]  # (the node's input, its weights [K, ...], the axis of its output that has the K rows of the weights)
 MOST_PHASES = 1024  # of a transposed convolution: each is a launch of its own
 
 
@@ -240,7 +240,7 @@ def _product(unit: Unit) -> MatmulProblem:
     return MatmulProblem(batches[0], batches[1], m, n, k, trans_a, trans_b)
 
 
-# ---- what they share
+# ---- functions that they share
 
 
 def _kernel(unit: Unit, weights: Weights, shape: Shape4) -> tuple[np.ndarray, tuple[int, int], int]:
