@@ -26,6 +26,7 @@ from tactics import peers
 from tactics.families import conv_gemm
 from tactics.families.hopper import conv_wgmma
 from tactics.format import Format
+from tactics.planner.grouping import grouped
 from tactics.predict import predict_us
 from tactics.roofline import moved_us
 from tactics.roofline import together as limits
@@ -64,11 +65,7 @@ class Judged:
 
 
 def by_device(rows: Iterable[Row], kind: str) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.kind == kind and row.work is not None:
-            found.setdefault(row.device, []).append(row)
-    return found
+    return grouped((row.device, row) for row in rows if row.kind == kind and row.work is not None)
 
 
 def judge(rows: Sequence[Row], sparse: bool = False, library: Library | None = None) -> Judged:

@@ -53,6 +53,7 @@ from tactics.families.hopper import conv_wgmma, ends
 from tactics.format import HALF_FORMATS, Format
 from tactics.kernels import KERNELS as EVERY_KERNEL
 from tactics.launches import launches
+from tactics.planner.grouping import grouped
 from tactics.problems.epilogue import Activation, Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.step import Launch
@@ -248,9 +249,7 @@ def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
 
 def means(name: str, shares: Mapping[Sweep, float], part: Callable[[Sweep], Sweep | Bulk]) -> str:
     """Returns a line with the mean share for each value of a figure."""
-    of: dict[object, list[float]] = {}
-    for point, share in shares.items():
-        of.setdefault(getattr(part(point), name), []).append(share)
+    of = grouped((getattr(part(point), name), share) for point, share in shares.items())
     return f"  {name}: " + ", ".join(f"{value} {sum(x) / len(x):.0%}" for value, x in of.items())
 
 

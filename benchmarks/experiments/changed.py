@@ -26,6 +26,7 @@ from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
 from tactics.families.hopper import conv_wgmma
 from tactics.measure.worker import Bench
+from tactics.planner.grouping import grouped
 from tactics.predict import predict_us
 from tactics.problems import codec
 from tactics.problems.epilogue import RELU
@@ -149,16 +150,13 @@ def main(argv: list[str]) -> int:
         merge(Path(argv[1]))
         return 0
     x, bench = begun(__doc__ or "", argv), None
-    by_problem: dict[Problem, list[Tactic]] = {}
     if "ends-1" in x.words:
         wanted = ends_1(x.device, x.small)
     elif "untimed" in x.words:
         wanted = untimed(NEWEST, x.device, x.small)
     else:
         wanted = pairs(x.out.parent, x.device, x.small)
-    for problem, tactic in wanted:
-        by_problem.setdefault(problem, []).append(tactic)
-    for problem, tactics in by_problem.items():
+    for problem, tactics in grouped(wanted).items():
         bench = bench or Bench(x.device)
         x.step(str(problem), partial(taken, problem, tactics, x, bench), 3.0)
     print("\n".join(table(x.data)), flush=True)

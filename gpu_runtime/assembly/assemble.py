@@ -23,6 +23,7 @@ from gpu_runtime.runtime.plan_record import Bound, Container, Layer, Memory, Sec
 from tactics.format import DTYPES, Format, Key, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.planner import plan
+from tactics.planner.grouping import grouped
 from tactics.problems.problem import AnyProblem, ReformatProblem
 from tactics.problems.protocol import Problem
 from tactics.tactic import Tactic
@@ -193,10 +194,7 @@ def _formats(table: Table, op: Op, entry: plan.Entry) -> tuple[Tactic | None, tu
 def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
     """Yields the ops in an order in which they can run after `made`: always the first op that can run."""
     waits = [len(set(op.inputs) - made) for op in ops]
-    readers: dict[str, list[int]] = {}
-    for i, op in enumerate(ops):
-        for t in set(op.inputs) - made:
-            readers.setdefault(t, []).append(i)
+    readers = grouped((t, i) for i, op in enumerate(ops) for t in set(op.inputs) - made)
     able = [i for i, n in enumerate(waits) if not n]
     while able:
         op = ops[heapq.heappop(able)]

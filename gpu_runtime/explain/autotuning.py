@@ -16,7 +16,7 @@ from gpu_runtime.text import printable
 from tactics.candidates import rejected
 from tactics.format import LAYOUTS, TRT_TYPES, Format, strides
 from tactics.planner import plan
-from tactics.tactic import Tactic
+from tactics.planner.grouping import grouped
 
 STARS, DASHES, ARROWS = "*" * 15, "-" * 15, ">" * 15
 
@@ -57,10 +57,7 @@ def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
     each time.
     """
     name = printable(op.name)
-    combinations: dict[tuple[Format, ...], list[Tactic]] = {}
-    for tactic in times:
-        combinations.setdefault((*tactic.ins, tactic.out), []).append(tactic)
-    for formats, tactics in combinations.items():
+    for formats, tactics in grouped(((*t.ins, t.out), t) for t in times).items():
         shapes = (*op.problem.in_shapes, op.problem.out_shape)
         *ins, out = (_described(f, s) for f, s in zip(formats, shapes, strict=True))
         yield f"{STARS} Autotuning format combination: {', '.join(ins)} -> {out} {STARS}"

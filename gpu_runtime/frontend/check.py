@@ -27,6 +27,7 @@ from gpu_runtime.frontend.load import (
     to_array,
 )
 from gpu_runtime.text import MOST_NAME, first_of, printable
+from tactics.planner.grouping import grouped
 
 LARGEST_TENSOR = 2**31 - 1  # elements
 QUANTIZED = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
@@ -304,11 +305,8 @@ def check_values(graph: onnx.GraphProto) -> None:
 
 def readers_of(graph: onnx.GraphProto) -> Readers:
     """Returns tensor -> (node, number of the input) of each reader."""
-    found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-    for node in graph.node:
-        for i, name in enumerate(() if is_control(node) else node.input):
-            found.setdefault(name, []).append((node, i))
-    return found
+    plain = (node for node in graph.node if not is_control(node))
+    return grouped((name, (node, i)) for node in plain for i, name in enumerate(node.input))
 
 
 def offender(tensor: str, readers: Readers) -> str:

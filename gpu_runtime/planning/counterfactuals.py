@@ -17,6 +17,7 @@ from tactics.format import HALF_FORMATS, Format, canonical
 from tactics.kernels import ANY_FP16
 from tactics.planner import forced_plans, plan
 from tactics.planner.graph import Entry, Hop, to_us
+from tactics.planner.grouping import grouped
 from tactics.planner.reformats import hop_ps
 from tactics.predict import published_range
 from tactics.problems.problem import ConvProblem, Problem
@@ -111,10 +112,7 @@ def alternatives(table: Table, chosen: Iterable[Op]) -> dict[str, list[Timed]]:
 
     If one dense launch computes several layers, the ops of each layer alone, which may run sparse, are listed too.
     """
-    found: dict[str, list[Timed]] = {}
-    for op, times in zip(table.network.ops, table.times, strict=True):
-        if op.layer:
-            found.setdefault(op.layer, []).append((op, times))
+    found = grouped((op.layer, (op, times)) for op, times in zip(table.network.ops, table.times, strict=True) if op.layer)
     for op in chosen:
         if is_dense_together(op):
             found[op.layer] += [each for layer in op.layers if layer != op.layer for each in found.get(layer, ())]

@@ -12,6 +12,7 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.network import APART, H, Literal, Network, Op, Options, computes
+from tactics.planner.grouping import grouped
 from tactics.problems.epilogue import VECTORS
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
@@ -240,11 +241,8 @@ class _Changes:
 
     def components(self) -> Iterator[list[Op[Problem]]]:
         """Yields the connected sets of the network's changed ops, in order."""
-        found: dict[int, list[Op[Problem]]] = {}
-        for op in self.network.ops:
-            if any(op.name in gone for gone in self.gone.values()):
-                found.setdefault(self.root(op), []).append(op)
-        return iter(found.values())
+        changed = (op for op in self.network.ops if any(op.name in gone for gone in self.gone.values()))
+        return iter(grouped((self.root(op), op) for op in changed).values())
 
     def _join(self, form: Network, gone: Sequence[Op[Problem]], new: Sequence[Op[Problem]]) -> None:
         givers: dict[str, Op[Problem]] = {}

@@ -8,6 +8,7 @@ from typing import Any
 from tactics.format import Key
 from tactics.planner import formulation
 from tactics.planner.graph import Cell, Entry, Graph, Hop, Plan, holds
+from tactics.planner.grouping import grouped
 from tactics.planner.reformats import cost, hop_ps
 
 Cells = Mapping[Cell, Entry]
@@ -42,7 +43,7 @@ class Changes:
         self.made: dict[str, Key] = {t: graph.pinned[t] for t in graph.inputs}
         self.wanted: dict[str, Counter[Key]] = {t: Counter() for t in model.copies}  # tensor -> format -> number of its readers
         self.near: dict[int, list[int]] = {}  # variable -> the choices that depend on it
-        self.hops: dict[str, list[Hop]] = {}
+        self.hops = grouped((hop[0], hop) for hop in self.plan.reformats)
         for t in graph.outputs:
             if t in graph.pinned:
                 self.wanted[t][graph.pinned[t]] += 1
@@ -55,8 +56,6 @@ class Changes:
                 self.made[c.output] = entry.out
                 for t, f in zip(c.inputs, entry.ins, strict=True):
                     self.wanted[t][f] += 1
-        for hop in self.plan.reformats:
-            self.hops.setdefault(hop[0], []).append(hop)
 
     def of(self, states: Mapping[int, int], cells: Mapping[int, Cells]) -> Change:
         """Returns the change of the plan that these states make.

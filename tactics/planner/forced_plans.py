@@ -10,6 +10,7 @@ from tactics.planner import changes, eliminate, formulation, splitting
 from tactics.planner.changes import Change
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Cell, Entry, Graph, Plan, cells_of, check, cycle, may_close
+from tactics.planner.grouping import grouped
 from tactics.planner.plan import attempt, solve
 
 
@@ -81,9 +82,7 @@ def _question(model: formulation.Model, best: Plan, max_cells: int) -> _Question
 
 
 def _all_forced(q: _Question, wanted: Iterable[tuple[tuple[str, ...], bool]]) -> list[Forced | None]:
-    places: dict[str, list[int]] = {}
-    for i, c in enumerate(q.graph.choices):
-        places.setdefault(c.name, []).append(i)
+    places = grouped((c.name, i) for i, c in enumerate(q.graph.choices))
     return [_forced(q, names, [i for name in names for i in places.get(name, ())], sparse) for names, sparse in wanted]
 
 

@@ -52,6 +52,7 @@ from tactics.planner.graph import (
     why_none,
     worst_ps,
 )
+from tactics.planner.grouping import grouped
 from tactics.planner.reformats import Copies, copies_of, cost
 
 SMALL_TABLE = 1000  # cells of an op's table up to which it is stored as it is
@@ -118,17 +119,12 @@ def model_of(graph: Graph, costs: Costs | None = None) -> Model:
     for name, options in graph.groups:
         model.groups[name] = _variable(model, options), options
 
-    makers: dict[str, list[int]] = {t: [] for t in tensors}
-    readers: dict[str, list[tuple[int, int]]] = {t: [] for t in tensors}  # (choice, input position)
-    same: dict[str, list[int]] = {}  # name -> its ops, of which at most one is in a plan
-    for i, c in enumerate(graph.choices):
-        makers[c.output].append(i)
-        same.setdefault(c.name, []).append(i)
-        for k, t in enumerate(c.inputs):
-            readers[t].append((i, k))
+    makers = grouped((c.output, i) for i, c in enumerate(graph.choices))
+    readers = grouped((t, (i, position)) for i, c in enumerate(graph.choices) for position, t in enumerate(c.inputs))
+    same = grouped((c.name, i) for i, c in enumerate(graph.choices))  # name -> its ops, of which at most one is in a plan
     used = _formats_used(model.cells)
     for t in tensors:
-        _add_tensor(graph, model, t, makers[t], readers[t], used)
+        _add_tensor(graph, model, t, makers.get(t, []), readers.get(t, []), used)
 
     prices: dict[int, dict[tuple, int]] = {}
     for cells in model.cells:
@@ -306,20 +302,13 @@ def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
 
     Cells (0, 0), (0, 1), (2, 0), (2, 1) of cost 5 are one block: (5, ((0, 2), (0, 1))).
     """
-    alike: dict[int, list[tuple[int, ...]]] = {}
-    for cell, value in costs.items():
-        alike.setdefault(value, []).append(cell)
     found = []
-    for value, cells in alike.items():
+    for value, cells in grouped((value, cell) for cell, value in costs.items()).items():
         todo: list[tuple[tuple, Iterable[tuple[int, ...]]]] = [((), cells)]
         while todo:  # states of the first tensor that go with the same states of all later ones form one set; then the second
             block, rest = todo.pop()
-            tails: dict[int, list] = {}
-            for head, *tail in rest:
-                tails.setdefault(head, []).append(tuple(tail))
-            heads_of: dict[tuple, list[int]] = {}
-            for head, tail in tails.items():
-                heads_of.setdefault(tuple(sorted(tail)), []).append(head)
+            tails = grouped((head, tuple(tail)) for head, *tail in rest)
+            heads_of = grouped((tuple(sorted(tail)), head) for head, tail in tails.items())
             parts = [((*block, tuple(heads)), tail) for tail, heads in heads_of.items()]
             if parts[0][1][0]:
                 todo += reversed(parts)

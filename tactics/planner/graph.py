@@ -18,6 +18,7 @@ from operator import contains
 
 from tactics.format import Key
 from tactics.planner.factors import NEVER
+from tactics.planner.grouping import grouped
 from tactics.tactic import IN_PLACE, Tactic
 
 MOST_STATES = 1 << 20  # combinations of the fusion groups that decide about one tensor or one op
@@ -300,13 +301,8 @@ def _check_choices(graph: Graph) -> None:
 
 
 def _check_tensors(graph: Graph) -> None:
-    makers: dict[str, list[Choice]] = {}
-    names: dict[str, list[Choice]] = {}
-    readers = {t: "the network's output" for t in graph.outputs}
-    for c in graph.choices:
-        makers.setdefault(c.output, []).append(c)
-        names.setdefault(c.name, []).append(c)
-        readers |= dict.fromkeys(c.inputs, c.name)
+    makers, names = grouped((c.output, c) for c in graph.choices), grouped((c.name, c) for c in graph.choices)
+    readers = dict.fromkeys(graph.outputs, "the network's output") | {t: c.name for c in graph.choices for t in c.inputs}
     for t, by in readers.items():
         if t not in graph.inputs and t not in makers:
             raise ValueError(f"tensor {t}, read by {by}, is neither a network input nor produced by an op")

@@ -33,6 +33,7 @@ from tactics.planner.graph import (
     tensors_of,
     why_none,
 )
+from tactics.planner.grouping import grouped
 from tactics.planner.reformats import cost
 
 F = TypeVar("F")
@@ -167,10 +168,7 @@ def greedy(graph: Graph) -> Plan:
             known[id(cells)] = _fastest(cells.values())
         fastest.append(known[id(cells)])
     options = {group: names[0] for group, names in graph.groups}
-    deciding: dict[str, list[int]] = {}  # group -> the ops that it decides about
-    for i, c in enumerate(graph.choices):
-        for group in {group for group, _ in c.when}:
-            deciding.setdefault(group, []).append(i)
+    deciding = grouped((group, i) for i, c in enumerate(graph.choices) for group in {group for group, _ in c.when})
     there = _Live(graph, fastest)
     for i, c in enumerate(graph.choices):
         if holds(c.when, options):
