@@ -12,7 +12,6 @@ import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +113,7 @@ def ends_1(device: Device, small: bool) -> list[Pair]:
 
 def taken(problem: Problem, tactics: list[Tactic], x: Experiment, bench: Bench) -> None:
     bench.set_problem(problem)
-    now = datetime.now(UTC).isoformat(timespec="minutes")
+    now = hardware.now("minutes")
     for tactic in tactics:
         us = statistics.median(bench.time([tactic], 3 if x.small else SAMPLES)["us"][tactic.name])
         row = {"problem": codec.to_json(problem), "tactic": tactic.name, "us": round(us, 3), "run": now}
@@ -136,10 +135,7 @@ def merge(file: Path) -> None:
 
 def table(data: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of our_times about a result's rows."""
-    rows = [
-        our_times.Timed(codec.from_json(row["problem"]), Tactic.parse(row["tactic"]), row["us"], row["run"])
-        for row in data.get("rows", ())
-    ]
+    rows = our_times.as_timed(data.get("rows", ()))
     predicted = {row: predict_us(row.problem, row.tactic, named(NEWEST)) for row in rows}
     if rows:
         yield from (*our_times.by_kernel(rows, predicted), our_times.chosen(rows, predicted))
