@@ -90,7 +90,7 @@ def compare(table: Table, chosen: plan.Plan, feeds: Mapping[str, np.ndarray], go
 
 def _in_order(network: Network, chosen: plan.Plan) -> list[Op]:
     """Returns the ops of the plan, each behind the producers of its inputs."""
-    todo = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
+    todo = [op for op in network.ops if chosen.entry_of(op.name, op.when)]
     ready, ordered = {t.name for t in network.inputs}, []
     while todo:
         wait = []

@@ -25,7 +25,7 @@ from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanReco
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.text import clipped
 from tactics.format import is_bytes
-from tactics.planner.plan import Plan, holds
+from tactics.planner.plan import Plan
 from tactics.problems.protocol import Feature
 
 
@@ -128,8 +128,8 @@ def precisions(table: tables.Table, chosen: Plan) -> dict[str, str]:
         return {}
     offered = {group for group, _ in network.groups}
     for op in network.ops:
-        entry = chosen.entries.get(op.name)
-        if not op.layer or entry is None or entry.tactic is None or not holds(op.when, chosen.options):
+        entry = chosen.entry_of(op.name, op.when)
+        if not op.layer or entry is None or entry.tactic is None:
             continue
         if is_bytes(entry.tactic.ins[0]):
             found[op.layer] = ""

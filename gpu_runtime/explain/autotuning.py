@@ -44,8 +44,7 @@ def _skipped(table: Table, op: Op, failures: Mapping[tuple[str, str], str]) -> I
 
 
 def _choice(op: Op, chosen: plan.Plan) -> Iterator[str]:
-    if plan.holds(op.when, chosen.options) and op.name in chosen.entries:
-        entry = chosen.entries[op.name]
+    if entry := chosen.entry_of(op.name, op.when):
         runner = entry.tactic.runner if entry.tactic else entry.name
         yield f"{ARROWS} Chose Runner Type: {runner} Tactic: {tactic_value(entry.name)}"
     else:

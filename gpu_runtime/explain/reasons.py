@@ -77,8 +77,7 @@ class Known:
         """
         own = self.own or self.chosen
         for op, times in alternatives:
-            entry = own.entries.get(op.name)
-            if entry and entry.tactic and plan.holds(op.when, own.options):
+            if (entry := own.entry_of(op.name, op.when)) and entry.tactic:
                 return op, (entry.tactic, times[entry.tactic])
         return None
 
@@ -105,7 +104,7 @@ def sparsity(known: Known, all_dense_us: float | None = None) -> SparsityRecord:
     without sparse kernels; None: the time in `known.others.rivals`.
     """
     table, chosen = known.table, known.chosen
-    ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
+    ops = [op for op in table.network.ops if op.layer and chosen.entry_of(op.name, op.when)]
     timed = alternatives(table, ops)
     rows = tuple(_row(known, op, timed[op.layer]) for op in ops)
     found = SparsityRecord(

@@ -21,6 +21,7 @@ from gpu_runtime.frontend.load import (
     inputs_of,
     is_control,
     opset_version,
+    put_nodes,
     read_by,
     stored_tensors,
     title,
@@ -173,9 +174,7 @@ def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
     except graphlib.CycleError as e:
         ring = " -> ".join(title(graph.node[i]) for i in reversed(e.args[1]))
         raise ModelError(f"the graph has a cycle: {ring}") from None
-    nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    put_nodes(graph, (onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order))
 
 
 def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeProto]:

@@ -23,8 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from gpu_runtime.rewrites.drafts import Together
-from tactics.planner.grouping import grouped
+from tactics.planner.grouping import Together, grouped
 
 VECTOR = 8
 SliceStart = tuple[str, int]  # (tensor, its channel at which the slice begins)

@@ -95,8 +95,7 @@ def _own(table: Table, point: int, best: Plan, found: Mapping[Place, _Shared]) -
     """Returns the common choice with the tactics and times of one point."""
     entries, cost = dict[str, Entry](), cost_of(table.device, table.risk)
     for op, times in zip(table.network.ops, table.times, strict=True):
-        if plan.holds(op.when, best.options):
-            entry = best.entries[op.name]
+        if entry := best.entry_of(op.name, op.when):
             if entry.tactic is not None:
                 tactic = found[op.name, op.when, op.inputs, op.output][entry.tactic][1][point]
                 ps = cost(op.problem, tactic, times[tactic])

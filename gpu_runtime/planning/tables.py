@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import product
+from typing import NamedTuple
 
 from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
@@ -137,6 +138,17 @@ class _Asked:
     how: Considered
 
 
+class _Alike(NamedTuple):
+    """All that decides which tactics of an op are timed. `straight`: FP16 tactics that store their FP32 sums as an FP32 output
+    also count; `around`: for each input, then the output, the formats it may have, and the further ones at the network's edge.
+    """
+
+    problem: Problem
+    dtypes: tuple[str, ...]
+    straight: bool
+    around: FormatsByTensor
+
+
 @dataclass(frozen=True, slots=True)
 class _Formats:
     """The formats of each tensor. `own`: the formats of kernels; `beside`: the result of places.formats_beside; `edges`: the
@@ -160,28 +172,26 @@ def _formats(network: Network, outside: Mapping[str, tuple[Format, ...]]) -> _Fo
 
 def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callable[[str, int, int], None]) -> list[Times]:
     """Times every tactic of each op; returns each op's times, in the network's order."""
-    timed: dict[tuple, Times] = {}  # by everything that decides the times: equal ops are timed once
+    timed: dict[tuple[_Alike, tuple[int, ...]], Times] = {}  # by all that decides the times: equal ops are timed once
     found = []
     every = [
-        (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.batch_pieces)
+        (_Alike(op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats)), op.batch_pieces)
         for op in network.ops
     ]
-    more = asked.device, asked.how
-    asked.timer.prepare((alike[0], _wanted(*alike[:4], *more)[1]) for alike in dict.fromkeys(every))
+    asked.timer.prepare((of.problem, _wanted(of, asked.device, asked.how)[1]) for of, _ in dict.fromkeys(every))
     for done, (op, alike) in enumerate(zip(network.ops, every, strict=True)):
         progress(op.name, done, len(network.ops))
         if alike not in timed:
-            timed[alike] = _of_pieces(*alike, asked) if op.batch_pieces else _timed(*alike[:4], asked)
+            timed[alike] = _of_pieces(*alike, asked) if op.batch_pieces else _times_of(alike[0], asked)
         found.append(timed[alike])
     return found
 
 
-def _of_pieces(
-    problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, pieces: tuple[int, ...], asked: _Asked
-) -> Times:
+def _of_pieces(whole: _Alike, pieces: tuple[int, ...], asked: _Asked) -> Times:
     """Times every tactic that can run all pieces of a batch, as the sum over the pieces."""
     sizes = {n: pieces.count(n) for n in pieces}
-    rows = [(n, _timed(of, dtypes, straight, around, asked)) for n in sizes if (of := at_batch(problem, n)) is not None]
+    problems = {n: problem for n in sizes if (problem := at_batch(whole.problem, n)) is not None}
+    rows = [(n, _times_of(whole._replace(problem=problem), asked)) for n, problem in problems.items()]
     if len(rows) < len(sizes):
         return {}
 
@@ -363,33 +373,25 @@ def _around(network: Network, op: Op, formats: _Formats) -> FormatsByTensor:
     return *ins, (usable, edges)
 
 
-def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, asked: _Asked) -> Times:
+def _times_of(of: _Alike, asked: _Asked) -> Times:
     """Times every tactic for a problem."""
-    tactics, wanted = _wanted(problem, dtypes, straight, around, asked.device, asked.how)
-    rows = asked.timer(problem, wanted)
+    tactics, wanted = _wanted(of, asked.device, asked.how)
+    rows = asked.timer(of.problem, wanted)
     if not asked.how.exhaustive:
         return rows
-    return with_namesakes(problem, rows, asked.timer(problem, list(namesakes(problem, tactics, wanted))))
+    return with_namesakes(of.problem, rows, asked.timer(of.problem, list(namesakes(of.problem, tactics, wanted))))
 
 
 @lru_cache(maxsize=1024)  # a network is tabulated again whenever more of its tactics are timed
-def _wanted(
-    problem: Problem,
-    dtypes: tuple[str, ...],
-    straight: bool,
-    around: FormatsByTensor,
-    device: Device,
-    how: Considered,
-) -> tuple[tuple[Tactic, ...], tuple[Tactic, ...]]:
-    """Returns two tuples: all tactics that can run the problem on tensors of these `dtypes`, and the tactics to time.
+def _wanted(of: _Alike, device: Device, how: Considered) -> tuple[tuple[Tactic, ...], tuple[Tactic, ...]]:
+    """Returns two tuples: all tactics that can run the problem on tensors of its types, and the tactics to time.
 
     The second tuple keeps one tactic for each combination of kernel, tile and memory addresses, in versions for the
     network's edges, without sparse tactics if `how` excludes them, and within its limit of scratch memory (see
-    entries.to_time). `straight`: FP16 tactics that store their FP32 sums as an FP32 output also count. `around`: for each
-    input, then the output, the formats it may have, and the further ones at the network's edge.
+    entries.to_time).
     """
-    tactics = runnable(problem, device, dtypes, straight)
-    return tactics, tuple(to_time(problem, [t for t in tactics if how.sparse or not t.sparse], around, how.scratch))
+    tactics = runnable(of.problem, device, of.dtypes, of.straight)
+    return tactics, tuple(to_time(of.problem, [t for t in tactics if how.sparse or not t.sparse], of.around, how.scratch))
 
 
 def _options(network: Network, unable: Iterable[Op]) -> tuple[tuple[str, tuple[str, ...]], ...]:

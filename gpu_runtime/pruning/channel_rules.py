@@ -10,14 +10,13 @@ with 8 to 23 along axis 0.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import title
-from gpu_runtime.frontend.weights import int_attribute
+from gpu_runtime.frontend.load import int_attribute, title
 from gpu_runtime.pruning.channel_spaces import MOST_LABELS, Labels, Spaces
 from gpu_runtime.pruning.channel_walk import NOT_ALIKE, Outputs, Refused, Rule, Shape, Walk, attributes_of, on_axis_1
 from tactics.problems.operators import ALIKE, JOINED, REDUCE, RESHAPES, WINDOWS
@@ -41,6 +40,11 @@ def channel_spaces(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> Space
 
 
 # ---- rules
+
+
+def _of_first(rule: Callable[[Walk, onnx.NodeProto, Labels], Outputs]) -> Rule:
+    """Returns the rule of a node whose first input alone has channels: without labels, its output has none either."""
+    return lambda walk, node, ins: [None] if ins[0] is None else rule(walk, node, ins[0])
 
 
 def _alike(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
@@ -214,10 +218,7 @@ def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     return [ins[0]]
 
 
-def _pad(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels = ins[0]
-    if labels is None:
-        return [None]
+def _pad(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     pads, axes, rank = walk.numbers(node, 1, "pads", "paddings"), walk.numbers(node, 3), labels.ids.ndim
     if pads is None or len(pads) != 2 * (rank if axes is None else len(axes)):
         raise Refused(f"the pads of {title(node)} are not constant")
@@ -274,10 +275,7 @@ def _taken(walk: Walk, labels: Labels, index: np.ndarray, axis: int) -> Labels:
     return taken
 
 
-def _slice(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels = ins[0]
-    if labels is None:
-        return [None]
+def _slice(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     starts, ends = walk.numbers(node, 1, "starts"), walk.numbers(node, 2, "ends")
     if starts is None or ends is None:
         raise Refused(f"the starts or ends of {title(node)} are not constant")
@@ -318,22 +316,16 @@ def _gather(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     return [_taken(walk, labels, index, axis)]
 
 
-def _transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels = ins[0]
-    if labels is None:
-        return [None]
+def _transpose(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     perm = walk.numbers(node, 1, "perm") or list(range(labels.ids.ndim))[::-1]
     return [Labels(labels.ids.transpose(perm), labels.tags.transpose(perm))]
 
 
-def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+def _reshape(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     """Reshape, Flatten, Squeeze and Unsqueeze, by the shapes before and after.
 
     Example: [1, 8, 2, 2] -> [1, 32] gives each label 4 times, once for each pixel, with a tag for the pixel.
     """
-    labels = ins[0]
-    if labels is None:
-        return [None]
     before, after = walk.dims(node.input[0]), walk.dims(node.output[0])
     first, last, to, end = _touched(node, before, after, labels.axes)
     inner = before[first:last]
@@ -376,10 +368,7 @@ def _symmetric(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -
     return [labels]
 
 
-def _reduce(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels = ins[0]
-    if labels is None:
-        return [None]
+def _reduce(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     rank, axes = labels.ids.ndim, walk.numbers(node, 1, "axes")
     if not axes and int_attribute(node, "noop_with_empty_axes", 0):
         return [labels]
@@ -418,13 +407,14 @@ def _coded(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
 # fmt: off
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(JOINED, _elementwise), **dict.fromkeys(WINDOWS, _window),
-    **dict.fromkeys(REDUCE, _reduce), **dict.fromkeys(SIZES, _size),
-    **dict.fromkeys(RESHAPES, _reshape), **dict.fromkeys(("Expand", "CastLike"), _spread),
+    **dict.fromkeys(REDUCE, _of_first(_reduce)), **dict.fromkeys(SIZES, _size),
+    **dict.fromkeys(RESHAPES, _of_first(_reshape)), **dict.fromkeys(("Expand", "CastLike"), _spread),
     **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), _symmetric),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _norm),
     **dict.fromkeys(("Resize", "Upsample"), _resize),
-    "Conv": _conv, "Dropout": _dropout, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul, "Pad": _pad,
+    "Conv": _conv, "Dropout": _dropout, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul,
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _coded),
-    "Concat": _concat, "Slice": _slice, "Split": _split, "Gather": _gather, "Transpose": _transpose,
+    "Concat": _concat, "Split": _split, "Gather": _gather,
+    "Pad": _of_first(_pad), "Slice": _of_first(_slice), "Transpose": _of_first(_transpose),
 }
 # fmt: on

@@ -133,6 +133,10 @@ class Plan:
         """The plan's time in microseconds, without the premiums."""
         return to_us(self.total_ps - sum(e.premium_ps for e in self.entries.values()))
 
+    def entry_of(self, name: str, when: Literals) -> Entry | None:
+        """Returns an op's entry, by the op's name and literals; None if the op does not exist in the plan."""
+        return self.entries.get(name) if holds(when, self.options) else None
+
 
 Force = Mapping[str, Callable[[Entry], bool]]
 

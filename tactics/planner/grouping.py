@@ -1,7 +1,7 @@
-"""Values that share a key, in lists by that key."""
+"""Values that share a key, in lists by that key; and disjoint sets."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -17,3 +17,23 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
+
+
+class Together(Generic[K]):
+    """Disjoint sets of things; each set has one of its things as its root."""
+
+    def __init__(self) -> None:
+        self._parent: dict[K, K] = {}
+
+    def root(self, thing: K) -> K:
+        last = thing
+        while last in self._parent:
+            last = self._parent[last]
+        while thing != last:  # shortens the path
+            self._parent[thing], thing = last, self._parent[thing]
+        return last
+
+    def unite(self, a: K, b: K) -> None:
+        first, second = self.root(a), self.root(b)
+        if first != second:
+            self._parent[second] = first
