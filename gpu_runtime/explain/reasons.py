@@ -172,7 +172,7 @@ def _row(known: Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     if entry.sparse:
         loses = known.forced and row.other_cost_us is not None and row.other_cost_us < to_us(entry.premium_ps)
         return replace(row, verdict="sparse", why=Reason("forced" if loses else "picked", form))
-    return replace(row, why=Reason(_why_dense(row, sparse[1], dense[1], known.measured, table.risk), form))
+    return replace(row, why=Reason(_why_dense(row, sparse[1], dense[1], known.measured, table.how.risk), form))
 
 
 def _library(op: Op, device: Device) -> LibraryKernel | None:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
@@ -43,29 +43,6 @@ MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats; o
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """All data that the planner needs, and the data that explain its choice afterwards.
-
-    `times`: op index -> tactic -> Time; `io`: network input or output -> its Format outside; `sparse`: whether sparse tactics
-    were considered; `reformats`: the times of the reformats that the planner asked for, `hops`: hop -> its problem among these;
-    `scratch`: the bytes of workspace that a tactic may use, None for any number; `beside`: the result of places.formats_beside;
-    `risk`: as in `Considered`.
-    """
-
-    network: Network
-    device: Device
-    io: Mapping[str, Format]
-    times: tuple[Times, ...]
-    graph: plan.Graph
-    sparse: bool = True
-    reformats: Mapping[ReformatProblem, Times] = field(default_factory=dict)
-    hops: Mapping[Hop, ReformatProblem] = field(default_factory=dict)
-    scratch: int | None = None
-    beside: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
-    risk: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Considered:
     """The tactics to consider. `sparse`: sparse ones, too; `exhaustive`: also time those whose formats are other names for the
     same addresses (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: the least
@@ -76,6 +53,26 @@ class Considered:
     exhaustive: bool = False
     scratch: int | None = None
     risk: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All data that the planner needs, and the data that explain its choice afterwards.
+
+    `times`: op index -> tactic -> Time; `io`: network input or output -> its Format outside; `how`: the tactics that were
+    considered; `reformats`: the times of the reformats that the planner asked for, `hops`: hop -> its problem among these;
+    `beside`: the result of places.formats_beside.
+    """
+
+    network: Network
+    device: Device
+    io: Mapping[str, Format]
+    times: tuple[Times, ...]
+    graph: plan.Graph
+    how: Considered
+    reformats: Mapping[ReformatProblem, Times]
+    hops: Mapping[Hop, ReformatProblem]
+    beside: Mapping[str, tuple[Format, ...]]
 
 
 def tabulate(
@@ -114,10 +111,8 @@ def tabulate(
     for fmts in product(*outside.values()):
         ends = dict(zip(outside, fmts, strict=True))
         pinned = _pinned(network, graph, ends)
-        asked_for = reformats.times, reformats.problems
-        tables.append(
-            Table(network, device, ends, times, pinned, how.sparse, *asked_for, how.scratch, formats.beside, how.risk)
-        )
+        more = how, reformats.times, reformats.problems, formats.beside
+        tables.append(Table(network, device, ends, times, pinned, *more))
     if unsure:  # with ops of several decisions, some combinations of options, or all, may have no plan
         try:
             plan.solve(tables[0].graph)
@@ -182,7 +177,7 @@ def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callabl
     for done, (op, alike) in enumerate(zip(network.ops, every, strict=True)):
         progress(op.name, done, len(network.ops))
         if alike not in timed:
-            timed[alike] = _of_pieces(*alike, asked) if op.batch_pieces else _times_of(alike[0], asked)
+            timed[alike] = _of_pieces(*alike, asked) if op.batch_pieces else _timed(alike[0], asked)
         found.append(timed[alike])
     return found
 
@@ -191,7 +186,7 @@ def _of_pieces(whole: _Alike, pieces: tuple[int, ...], asked: _Asked) -> Times:
     """Times every tactic that can run all pieces of a batch, as the sum over the pieces."""
     sizes = {n: pieces.count(n) for n in pieces}
     problems = {n: problem for n in sizes if (problem := at_batch(whole.problem, n)) is not None}
-    rows = [(n, _times_of(whole._replace(problem=problem), asked)) for n, problem in problems.items()]
+    rows = [(n, _timed(whole._replace(problem=problem), asked)) for n, problem in problems.items()]
     if len(rows) < len(sizes):
         return {}
 
@@ -316,7 +311,7 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
     around = {t: (*filter(None, [table.io.get(t)]), *table.beside.get(t, ())) for t in (*op.inputs, op.output)}
     edges = {t: _outside(network, t, formats) for t, formats in around.items()}
     both = tuple((network.formats(t) + edges[t], edges[t]) for t in (*op.inputs, op.output))
-    return op, to_time(op.problem, candidates(op.problem, table.device, dtypes, only="sparse"), both, table.scratch)
+    return op, to_time(op.problem, candidates(op.problem, table.device, dtypes, only="sparse"), both, table.how.scratch)
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
@@ -348,9 +343,9 @@ def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
     reasons = {}
     for t in tactics:
         ends = zip(addresses(op.problem, t), (*op.inputs, op.output), strict=True)
-        if table.scratch is not None and workspace(op.problem, t) > table.scratch:
-            reasons[t] = Reason.of("workspace", needed=workspace(op.problem, t), allowed=table.scratch)
-        elif t.sparse and not table.sparse:
+        if table.how.scratch is not None and workspace(op.problem, t) > table.how.scratch:
+            reasons[t] = Reason.of("workspace", needed=workspace(op.problem, t), allowed=table.how.scratch)
+        elif t.sparse and not table.how.sparse:
             reasons[t] = Reason.of("sparsity_disabled")
         elif t in same:
             reasons[t] = Reason.of("same_addresses", formats=f"{','.join(map(str, same[t].ins))} -> {same[t].out}")
@@ -373,7 +368,7 @@ def _around(network: Network, op: Op, formats: _Formats) -> FormatsByTensor:
     return *ins, (usable, edges)
 
 
-def _times_of(of: _Alike, asked: _Asked) -> Times:
+def _timed(of: _Alike, asked: _Asked) -> Times:
     """Times every tactic for a problem."""
     tactics, wanted = _wanted(of, asked.device, asked.how)
     rows = asked.timer(of.problem, wanted)

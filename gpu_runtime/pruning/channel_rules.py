@@ -199,11 +199,10 @@ def _window(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     return [ins[0]]
 
 
-def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+def _resize(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     """Resize and Upsample, which must keep the axis of channels: its size, and a scale of 1 (not in tf_crop_and_resize)."""
-    labels, given = on_axis_1(node, ins[0]), attributes_of(node)
-    if labels is None:
-        return [None]
+    on_axis_1(node, labels)
+    given = attributes_of(node)
     before, after = walk.dims(node.input[0]), walk.dims(node.output[0])
     slot = 1 if len(node.input) == 2 else 2  # after the regions of interest, since opset 11
     scales = np.asarray(given.get("scales", ()), np.float64)
@@ -215,7 +214,7 @@ def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     }
     if special or before[1] != after[1] or (scales.size > 1 and scales[1] != 1):
         raise Refused(f"{title(node)} may resize the channel axis")
-    return [ins[0]]
+    return [labels]
 
 
 def _pad(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
@@ -360,10 +359,9 @@ def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[i
     return first, last, tails.index(heads[first]), ends[0]
 
 
-def _symmetric(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+def _symmetric(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     """Softmax, LogSoftmax and LpNormalization, for which the order of the elements along an axis does not matter."""
-    labels = ins[0]
-    if labels is not None and len(labels.axes) > 1:
+    if len(labels.axes) > 1:
         raise Refused(f"{title(node)} has channels on several axes")
     return [labels]
 
@@ -409,9 +407,9 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(JOINED, _elementwise), **dict.fromkeys(WINDOWS, _window),
     **dict.fromkeys(REDUCE, _of_first(_reduce)), **dict.fromkeys(SIZES, _size),
     **dict.fromkeys(RESHAPES, _of_first(_reshape)), **dict.fromkeys(("Expand", "CastLike"), _spread),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), _symmetric),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), _of_first(_symmetric)),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _norm),
-    **dict.fromkeys(("Resize", "Upsample"), _resize),
+    **dict.fromkeys(("Resize", "Upsample"), _of_first(_resize)),
     "Conv": _conv, "Dropout": _dropout, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul,
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _coded),
     "Concat": _concat, "Split": _split, "Gather": _gather,

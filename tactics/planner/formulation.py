@@ -52,7 +52,7 @@ from tactics.planner.graph import (
     why_none,
     worst_ps,
 )
-from tactics.planner.grouping import grouped
+from tactics.planner.grouping import each_once, grouped
 from tactics.planner.reformats import Copies, copies_of, cost
 
 SMALL_TABLE = 1000  # cells of an op's table up to which it is stored as it is
@@ -122,21 +122,18 @@ def model_of(graph: Graph, costs: Costs | None = None) -> Model:
     makers = grouped((c.output, i) for i, c in enumerate(graph.choices))
     readers = grouped((t, (i, position)) for i, c in enumerate(graph.choices) for position, t in enumerate(c.inputs))
     same = grouped((c.name, i) for i, c in enumerate(graph.choices))  # name -> its ops, of which at most one is in a plan
-    used = _formats_used(model.cells)
+    used = each_once(_formats_used, model.cells)
     for t in tensors:
         _add_tensor(graph, model, t, makers.get(t, []), readers.get(t, []), used)
 
-    prices: dict[int, dict[tuple, int]] = {}
-    for cells in model.cells:
-        if id(cells) not in prices:
-            prices[id(cells)] = {cell: costs.of(e) for cell, e in cells.items()}
+    prices = each_once(lambda cells: {cell: costs.of(e) for cell, e in cells.items()}, model.cells)
     for ops in same.values():
-        _add_ops(graph, model, {i: prices[id(model.cells[i])] for i in ops})
+        _add_ops(graph, model, {i: prices[i] for i in ops})
     return model
 
 
 def _add_tensor(
-    graph: Graph, model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: dict[int, list[set[Key]]]
+    graph: Graph, model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: list[list[set[Key]]]
 ) -> None:
     """Adds the variables of a tensor and the cost of its reformats. `makers`: the choices that produce it; `readers`: (choice,
     input position) of each reading.
@@ -147,7 +144,7 @@ def _add_tensor(
     there = always(options, whens)
 
     def domain(at: list[tuple[int, int]], exists: bool) -> tuple:
-        columns = (used[id(model.cells[i])][k] for i, k in at if model.cells[i])
+        columns = (used[i][k] for i, k in at if model.cells[i])
         return _domain(graph, formats, set().union(*columns), exists)
 
     own = _domain(graph, formats, {graph.pinned[t]}, True) if given else domain([(i, -1) for i in makers], there or wanted)
@@ -164,13 +161,9 @@ def _add_tensor(
     _add_reformats(model, model.copies[t], p, slots)
 
 
-def _formats_used(cells: list[dict[Cell, Entry]]) -> dict[int, list[set[Key]]]:
-    """Returns id of a table of cells -> a set of formats for each input, then for the output."""
-    found: dict[int, list[set[Key]]] = {}
-    for table in cells:
-        if id(table) not in found:
-            found[id(table)] = [set(column) for column in zip(*((*ins, out) for ins, out in table), strict=True)]
-    return found
+def _formats_used(cells: Iterable[Cell]) -> list[set[Key]]:
+    """Returns the formats of each input, then of the output."""
+    return [set(column) for column in zip(*((*ins, out) for ins, out in cells), strict=True)]
 
 
 def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width: int) -> Plan:

@@ -18,7 +18,7 @@ from operator import contains
 
 from tactics.format import Key
 from tactics.planner.factors import NEVER
-from tactics.planner.grouping import grouped
+from tactics.planner.grouping import each_once, grouped
 from tactics.tactic import IN_PLACE, Tactic
 
 MOST_STATES = 1 << 20  # combinations of the fusion groups that decide about one tensor or one op
@@ -214,18 +214,17 @@ def formats_of(graph: Graph, tensor: str) -> tuple[Key, ...]:
 
 def worst_ps(graph: Graph) -> int:
     """Returns a time in picoseconds that is greater than any plan's."""
-    total = 0
-    most: dict[int, int] = {}
-    for c in graph.choices:
-        if id(c.entries) not in most:
-            most[id(c.entries)] = max((e.time_ps for e in c.entries if e.time_ps < NEVER), default=0)
-        total += most[id(c.entries)]
+    total = sum(each_once(_slowest, (c.entries for c in graph.choices)))
     for t in tensors_of(graph):
         formats = formats_of(graph, t)
         hops = [graph.reformat_ps(t, a, b) for a in formats for b in formats if a != b]
         # Each format but the produced one is made once at most, by the slowest hop.
         total += (len(formats) - 1) * max((ps for ps in hops if ps is not None and ps < NEVER), default=0)
     return total
+
+
+def _slowest(entries: Iterable[Entry]) -> int:
+    return max((e.time_ps for e in entries if e.time_ps < NEVER), default=0)
 
 
 def only(graph: Graph, force: Force) -> Graph:

@@ -1,10 +1,11 @@
 """Values that share a key, in lists by that key; and disjoint sets."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
+R = TypeVar("R")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
@@ -17,6 +18,15 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     for key, value in pairs:
         found.setdefault(key, []).append(value)
     return found
+
+
+def each_once(function: Callable[[V], R], items: Iterable[V]) -> list[R]:
+    """Returns the function's result for each item; it is called once for an object that comes several times."""
+    listed, known = list(items), dict[int, R]()
+    for item in listed:
+        if id(item) not in known:
+            known[id(item)] = function(item)
+    return [known[id(item)] for item in listed]
 
 
 class Together(Generic[K]):

@@ -33,7 +33,7 @@ from tactics.planner.graph import (
     tensors_of,
     why_none,
 )
-from tactics.planner.grouping import grouped
+from tactics.planner.grouping import each_once, grouped
 from tactics.planner.reformats import cost
 
 F = TypeVar("F")
@@ -161,12 +161,7 @@ def greedy(graph: Graph) -> Plan:
     need.
     """
     check(graph)
-    fastest: list[Entry | None] = []
-    known: dict[int, Entry | None] = {}
-    for cells in all_cells(graph):
-        if id(cells) not in known:
-            known[id(cells)] = _fastest(cells.values())
-        fastest.append(known[id(cells)])
+    fastest = each_once(lambda cells: _fastest(cells.values()), all_cells(graph))
     options = {group: names[0] for group, names in graph.groups}
     deciding = grouped((group, i) for i, c in enumerate(graph.choices) for group in {group for group, _ in c.when})
     there = _Live(graph, fastest)
