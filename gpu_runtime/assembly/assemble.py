@@ -164,7 +164,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
         return name
 
     outside = {t.name for t in network.outputs}
-    for op in _runnable(ops, edges):
+    for op in runnable(ops, edges):
         entry = chosen.entries[op.name]
         tactic, in_fmts, out_fmt = _formats(table, op, entry)
         ins = []
@@ -188,7 +188,7 @@ def _formats(table: Table, op: Op, entry: plan.Entry) -> tuple[Tactic | None, tu
     return entry.tactic, entry.tactic.ins, entry.tactic.out
 
 
-def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
+def runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
     """Yields the ops in an order in which they can run after `made`: always the first op that can run."""
     waits = [len(set(op.inputs) - made) for op in ops]
     readers = grouped((t, i) for i, op in enumerate(ops) for t in set(op.inputs) - made)

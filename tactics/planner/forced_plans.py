@@ -77,7 +77,7 @@ def _question(model: formulation.Model, best: Plan, max_cells: int) -> _Question
     tree = eliminate.calibrate(model.sizes, model.factors, max_cells=max_cells)
     if tree is None or tree.cost >= NEVER:
         return None
-    usual = changes.Changes(graph, model, eliminate.assigned(tree, tree.best), best.width)
+    usual = changes.Changes(model, eliminate.assigned(tree, tree.best), best.width)
     return _Question(graph, best, model, tree, usual, may_close(graph))
 
 
@@ -124,7 +124,7 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
         if its cost is not `below` the limit.
         """
         table = {i: {cell: q.model.costs.of(e, faster) for cell, e in cells[i].items()} for i in mine}
-        swaps = {q.model.ops[i]: formulation.op_factor(q.graph, q.model, i, table[i]) for i in mine}
+        swaps = {q.model.ops[i]: formulation.op_factor(q.model, i, table[i]) for i in mine}
         found = eliminate.replaced(q.tree, swaps, below)
         return found and (q.usual.of(found[0], cells), found[1])
 

@@ -18,7 +18,7 @@ state are in no table.
 () 0
 (2,) [3, 5]
 (3,) [6, 1]
->>> plan = read(graph, model, (0, 0, 1, 1, 0), "elimination", 1)  # the states with the least sum, 0 + 0 + 0 + 5 + 1
+>>> plan = read(model, (0, 0, 1, 1, 0), "elimination", 1)  # the states with the least sum, 0 + 0 + 0 + 5 + 1
 >>> str(plan.entries["f"].out), plan.total_ps
 ('fp16:planes1', 6)
 """
@@ -124,20 +124,19 @@ def model_of(graph: Graph, costs: Costs | None = None) -> Model:
     same = grouped((c.name, i) for i, c in enumerate(graph.choices))  # name -> its ops, of which at most one is in a plan
     used = each_once(_formats_used, model.cells)
     for t in tensors:
-        _add_tensor(graph, model, t, makers.get(t, []), readers.get(t, []), used)
+        _add_tensor(model, t, makers.get(t, []), readers.get(t, []), used)
 
     prices = each_once(lambda cells: {cell: costs.of(e) for cell, e in cells.items()}, model.cells)
     for ops in same.values():
-        _add_ops(graph, model, {i: prices[i] for i in ops})
+        _add_ops(model, {i: prices[i] for i in ops})
     return model
 
 
-def _add_tensor(
-    graph: Graph, model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: list[list[set[Key]]]
-) -> None:
+def _add_tensor(model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: list[list[set[Key]]]) -> None:
     """Adds the variables of a tensor and the cost of its reformats. `makers`: the choices that produce it; `readers`: (choice,
     input position) of each reading.
     """
+    graph = model.graph
     options, given, wanted = dict(graph.groups), t in graph.inputs, t in graph.outputs
     formats = formats_of(graph, t)
     whens: list[Literals] = [()] if given else [graph.choices[i].when for i in makers]
@@ -166,16 +165,16 @@ def _formats_used(cells: Iterable[Cell]) -> list[set[Key]]:
     return [set(column) for column in zip(*((*ins, out) for ins, out in cells), strict=True)]
 
 
-def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width: int) -> Plan:
+def read(model: Model, states: tuple[int, ...], method: str, width: int) -> Plan:
     """Turns the states of all variables into a plan, with the cheapest reformats for it."""
     value = [model.domains[v][s] for v, s in enumerate(states)]
     options = {name: value[v] for name, (v, _) in model.groups.items()}
     entries = {}
-    for i, c in enumerate(graph.choices):
+    for i, c in enumerate(model.graph.choices):
         if holds(c.when, options):
-            *ins, out = (value[v] for v in tensors(graph, model, i))
+            *ins, out = (value[v] for v in tensors(model, i))
             entries[c.name] = model.cells[i][tuple(ins), out]
-    total, reformats = cost(graph, options, entries, model.copies)
+    total, reformats = cost(model.graph, options, entries, model.copies)
     return Plan(entries, options, reformats, total, "gap", method, width, math.inf)
 
 
@@ -190,20 +189,20 @@ def forbidden(graph: Graph, ring: Mapping[str, str]) -> Factor:
 # ---- ops
 
 
-def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> Factor:
+def op_factor(model: Model, i: int, costs: Mapping[tuple, int]) -> Factor:
     """Returns the cost of choice i over the options that it depends on and the formats of its tensors. `costs`: (ins, out) ->
     cost.
     """
-    variables = _free(model, tensors(graph, model, i))
+    variables = _free(model, tensors(model, i))
     table = np.full([model.sizes[v] for v in variables], NEVER, np.int64)
-    for state, value in _states(graph, model, i, costs).items():
+    for state, value in _states(model, i, costs).items():
         table[state] = value
-    return _where_taken(model, graph.choices[i], variables, table)
+    return _where_taken(model, model.graph.choices[i], variables, table)
 
 
-def tensors(graph: Graph, model: Model, i: int) -> list[int]:
+def tensors(model: Model, i: int) -> list[int]:
     """Returns the variables of a choice's inputs, then of its output."""
-    c = graph.choices[i]
+    c = model.graph.choices[i]
     return [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
 
 
@@ -214,9 +213,9 @@ def _free(model: Model, variables: Iterable[int]) -> list[int]:
     return [v for v in variables if model.sizes[v] > 1]
 
 
-def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
+def _states(model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
     """Converts (ins, out) -> cost to (states of the `_free` variables of choice i) -> cost."""
-    variables = tensors(graph, model, i)
+    variables = tensors(model, i)
     where = [{f: s for s, f in enumerate(model.domains[v])} for v in _free(model, variables)]
     free = [model.sizes[v] > 1 for v in variables]
     return {tuple(map(dict.__getitem__, where, compress((*ins, out), free))): value for (ins, out), value in costs.items()}
@@ -246,17 +245,18 @@ def _taken(choice: Choice, over: list[tuple[int, str, tuple[str, ...]]]) -> tupl
     return tuple(tuple(s for s, o in enumerate(names) if (g, o) in choice.when) for _, g, names in over)
 
 
-def _add_op(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> None:
+def _add_op(model: Model, i: int, costs: Mapping[tuple, int]) -> None:
     """Adds the table of choice i; equal choices share one table."""
-    variables, over = tensors(graph, model, i), _asked(model, graph.choices[i].when)
-    alike = id(costs), *(model.domains[v] for v in variables), _taken(graph.choices[i], over), *(len(o) for *_, o in over)
+    choice, variables = model.graph.choices[i], tensors(model, i)
+    over = _asked(model, choice.when)
+    alike = id(costs), *(model.domains[v] for v in variables), _taken(choice, over), *(len(o) for *_, o in over)
     if alike not in model.tables:
-        model.tables[alike] = op_factor(graph, model, i, costs)[1]
+        model.tables[alike] = op_factor(model, i, costs)[1]
     model.ops[i] = len(model.factors)
     model.factors.append(((*(v for v, *_ in over), *_free(model, variables)), model.tables[alike]))
 
 
-def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
+def _add_ops(model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
     """Adds tables of ops of which at most one exists.
 
     An op with many tensors would have a large table over all their formats: a join takes any of some formats for each input. If
@@ -267,27 +267,27 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
     picks: list[tuple[int | None, int, tuple]] = []  # (choice, cost, block)
     wide = []
     for i, cells in costs.items():
-        size = math.prod(model.sizes[v] for v in tensors(graph, model, i))
-        blocks = _blocks(_states(graph, model, i, cells)) if size > SMALL_TABLE else []
+        size = math.prod(model.sizes[v] for v in tensors(model, i))
+        blocks = _blocks(_states(model, i, cells)) if size > SMALL_TABLE else []
         if size <= SMALL_TABLE or (size <= WIDE_CELLS and FEW * len(blocks) > size):
-            _add_op(graph, model, i, cells)
+            _add_op(model, i, cells)
         else:
             wide.append(i)
             picks += [(i, value, block) for value, block in blocks]
     if not wide:
         return
-    if not always(dict(graph.groups), [graph.choices[i].when for i in wide]):
+    if not always(dict(model.graph.groups), [model.graph.choices[i].when for i in wide]):
         picks.append((None, NEVER, ()))
     picked = _variable(model, picks)
     model.blocks.update(wide)
     for i in wide:
-        for k, v in enumerate(_free(model, tensors(graph, model, i))):
+        for k, v in enumerate(_free(model, tensors(model, i))):
             states = range(model.sizes[v])
             agrees = [[0 if owner != i or s in block[k] else NEVER for s in states] for owner, _, block in picks]
             model.factors.append(((picked, v), np.array(agrees, np.int64)))
         table = np.array([value if owner == i else NEVER for owner, value, _ in picks], np.int64)
         model.ops[i] = len(model.factors)
-        model.factors.append(_where_taken(model, graph.choices[i], [picked], table))
+        model.factors.append(_where_taken(model, model.graph.choices[i], [picked], table))
 
 
 def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:

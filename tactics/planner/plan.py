@@ -124,7 +124,7 @@ def _solve_once(
     bound_ps = found.bound // scale
     plans = []
     if found.states is not None and found.cost < NEVER:
-        plan = formulation.read(graph, model, found.states, found.method, found.width)
+        plan = formulation.read(model, found.states, found.method, found.width)
         # HiGHS, stopped early, may hold a set of reformats that is not the cheapest for its formats; `read` takes that.
         if plan.total_ps > found.cost // scale or plan.total_ps < bound_ps:
             raise RuntimeError(f"planner: plan costs {plan.total_ps} ps, the solver said {found.cost // scale} ps")
