@@ -278,7 +278,7 @@ def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: 
             else:
                 root, c = home[inner]
                 fmt, _, s = _whole(table, root)
-                at += ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * DTYPES[fmt.dtype].itemsize
+                at += s.channel(c) * DTYPES[fmt.dtype].itemsize
             found[_name(inner)] = at
     return dict(own) | found
 

@@ -15,9 +15,8 @@ from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
 from tactics.problems.protocol import Problem, Shape4
 
-_Product = tuple[
-    Value, np.ndarray, int
-]  # what a node reads, its weights [K, ...], the output's axis along which their rows lie
+# What a node reads, its weights [K, ...], the output's axis along which their rows lie.
+_Product = tuple[Value, np.ndarray, int]
 MOST_PHASES = 1024  # of a transposed convolution: each is a launch of its own
 
 

@@ -27,9 +27,8 @@ Times = Mapping[Tactic, Time]
 Cost = Callable[..., int]  # (problem, tactic, its time, whether it runs pieces of a batch) -> picoseconds
 Priced = tuple[Tactic, int, int, bool]  # (tactic, picoseconds in the plan, premium, timed)
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
-FormatsByTensor = tuple[
-    tuple[tuple[Format, ...], tuple[Format, ...]], ...
-]  # for each input, then the output: (its formats, further formats at the network's edge)
+# For each input, then the output: (its formats, further formats at the network's edge).
+FormatsByTensor = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]
 
 
 def runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:

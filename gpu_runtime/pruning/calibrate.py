@@ -104,9 +104,8 @@ def calibrate(
     """
     trial = _Trial.of(reference, changed, pruned, dense)
     everything = frozenset(w.name for w in pruned)
-    parts = grouped(
-        ((units.get(w.name, ""), "" if w.name in units else w.name), w.name) for w in pruned
-    )  # units, single weights
+    # Weights of a unit together, others alone.
+    parts = grouped(((units.get(w.name, ""), "" if w.name in units else w.name), w.name) for w in pruned)
     found = {}
     for i, names in enumerate(parts.values()):
         progress(Progress("trial", names[0], i, len(parts)))
