@@ -266,7 +266,7 @@ def touched(inputs: Iterable[TensorInfo], ops: Iterable[Op[Problem]]) -> dict[st
     """Returns tensor -> NCHW shape: the inputs, then all tensors that the ops read and write, in their order."""
     found = {t.name: t.shape4 for t in inputs}
     for op in ops:
-        found.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
+        found.update(zip((*op.inputs, op.output), op.problem.all_shapes, strict=True))
     return found
 
 

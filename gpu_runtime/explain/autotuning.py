@@ -57,8 +57,7 @@ def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
     """
     name = printable(op.name)
     for formats, tactics in grouped(((*t.ins, t.out), t) for t in times).items():
-        shapes = (*op.problem.in_shapes, op.problem.out_shape)
-        *ins, out = (_described(f, s) for f, s in zip(formats, shapes, strict=True))
+        *ins, out = (_described(f, s) for f, s in zip(formats, op.problem.all_shapes, strict=True))
         yield f"{STARS} Autotuning format combination: {', '.join(ins)} -> {out} {STARS}"
         for kernel in dict.fromkeys(t.kernel for t in tactics):
             every = sorted((t for t in tactics if t.kernel == kernel), key=lambda t: (times[t].us, t.name))

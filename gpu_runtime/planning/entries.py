@@ -52,8 +52,7 @@ def namesakes(problem: Problem, tactics: Iterable[Tactic], timed: Iterable[Tacti
 
 
 def addresses(problem: Problem, tactic: Tactic) -> tuple[CanonicalFormat, ...]:
-    shapes = (*problem.in_shapes, problem.out_shape)
-    return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
+    return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), problem.all_shapes, strict=True))
 
 
 def with_namesakes(problem: Problem, times: Times, others: Times) -> dict[Tactic, Time]:
@@ -72,8 +71,7 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor
     tensors cannot have such addresses, or if they need more than `scratch` bytes.
     """
     usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
-    shapes = (*problem.in_shapes, problem.out_shape)
-    allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
+    allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, problem.all_shapes, strict=True)]
     known: dict[int, list[tuple[int, int, Tactic]]] = {}  # kind -> (number of kernel and addresses, unusual formats, tactic)
     numbers: dict[tuple, int] = {}
     best: dict[tuple, tuple[int, Tactic]] = {}
