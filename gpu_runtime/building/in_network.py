@@ -133,8 +133,7 @@ def settle(planned: PlannedNetwork, planner: Planner) -> PlannedNetwork:
     except Exception as e:
         if not (fault := faults.of_error(e)).passing:
             raise
-        name = planned.table.network.name
-        warn(f"{name} was not run as a whole to the end: {fault.text}")
+        warn(f"{planned.table.network.name} was not run as a whole to the end: {fault.text}")
     finally:
         search.best.close()
     found = search.best.planned

@@ -304,8 +304,7 @@ def window(
         total = total if crop else max(total, 0)
         if total < 0 and mode == "SAME_LOWER" and node.op_type in ("AveragePool", "LpPool"):
             cut = f"SAME_LOWER with a stride above the window cuts {-begins(total, mode)} before the image, as ONNX has it"
-            text = f"{node.op_type} {name_of(node)}: {cut}; onnxruntime cuts one less"
-            warn(text)
+            warn(f"{node.op_type} {name_of(node)}: {cut}; onnxruntime cuts one less")
         begin.append(begins(total, mode))
         end.append(total - begin[i])
     return stride, dilation, (*begin, *end)

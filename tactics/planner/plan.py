@@ -249,8 +249,7 @@ def best_single_format(graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, .
         least = sum(min((e.time_ps for e in c.entries), default=0) for c in choices if not c.when)
         if plans and least >= min(p.total_ps for _, p in plans):
             continue  # reformats, and ops that depend on options, would add to this time
-        narrow = replace(graph, choices=tuple(choices))
-        found = attempt(_solve, narrow, 1_000_000, 5.0, ())
+        found = attempt(_solve, replace(graph, choices=tuple(choices)), 1_000_000, 5.0, ())
         if found is not None:
             plans.append((name, _rival(graph, found.options, found.entries, "single format")))
     return min(plans, key=lambda pair: pair[1].total_ps, default=None)
