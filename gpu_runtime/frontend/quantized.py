@@ -14,16 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import (
-    graphs_in,
-    int_attribute,
-    opset_version,
-    put_nodes,
-    stored_tensors,
-    title,
-    to_array,
-    type_name,
-)
+from gpu_runtime.frontend.load import graphs_in, int_attribute, opset_version, stored_tensors, title, to_array, type_name
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 MICROSOFT = "com.microsoft"
@@ -105,7 +96,9 @@ class _Spelling:
                 self.nodes.append(node)
             else:
                 self._node(node, form)
-        put_nodes(self.graph, (onnx.NodeProto.FromString(node.SerializeToString()) for node in self.nodes))
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.nodes]
+        del self.graph.node[:]
+        self.graph.node.extend(copies)
 
     def _node(self, node: onnx.NodeProto, form: Form) -> None:
         given = {a.name: a for a in node.attribute}
@@ -146,9 +139,8 @@ class _Spelling:
 
         Only second inputs, and the bias, have several scales: along the output's channels.
         """
-        axis = (
-            {"QLinearConv": 0, "QGemm": 0 if int_attribute(node, "transB", 0) else 1}.get(node.op_type, -1) if place == 3 else 0
-        )
+        of_second = {"QLinearConv": 0, "QGemm": 0 if int_attribute(node, "transB", 0) else 1}
+        axis = of_second.get(node.op_type, -1) if place == 3 else 0
         key = (*inputs, axis)
         if key not in self.known:
             y = self.known[key] = f"{node.output[0]}, input {place}"
