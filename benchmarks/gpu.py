@@ -83,7 +83,7 @@ ROWS = (
 )  # fmt: skip
 
 
-# ---- what rows need
+# ---- the requirements of rows
 
 
 def _no_torch() -> str:
@@ -110,7 +110,7 @@ def why_left_out(row: Row) -> str:
     return next(filter(None, (NEEDS[need]() for need in row.needs)), "")
 
 
-# ---- what is answered
+# ---- the results of rows
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def all_rows(args: argparse.Namespace, folder: Path, small: bool) -> int:
     summary = hardware.header(device) | {"rows": summary_of(folder).get("rows", {})}
     try:
         unpacked, manifest = pack.unpack()
-    except ValueError as e:  # rows compile what they need
+    except ValueError as e:  # without packed kernels rows compile theirs
         unpacked, manifest = 0, {}
         print(f"out/gpu is not used: {e}", flush=True)
     print(f"{summary['device']}; results go to {folder}", flush=True)

@@ -39,7 +39,7 @@ from tactics.tactic import Tactic, Tile
 MOST_ERROR = 2e-2  # difference from the emulator's outputs, of their range: sums in another order, FP16 after each layer
 ROOT = Path(__file__).resolve().parents[1]
 DIGITS = ROOT / "benchmarks" / "digits"
-# file: {input: shape} for dynamic sizes. Order: what is looked at first.
+# file: {input: shape} for dynamic sizes, in the order in which networks are run.
 MODELS: dict[str, dict[str, tuple[int, ...]]] = {
     "resnet20_cifar10": {"input": (32, 3, 32, 32)},
     "super_resolution_10": {"input": (1, 1, 224, 224)},

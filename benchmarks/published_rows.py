@@ -230,7 +230,7 @@ def _inception_v3(name: str, n: int) -> Iterator[ConvProblem]:
         yield ConvProblem(n, c, size, size, k, r, r, stride=(stride, stride), pad=(pad,) * 4)
     for first, size, branches in INCEPTION_V3:
         for branch in branches:
-            c = 384 if branch == ((384, 3, 1),) else first  # beside 1 x 3, of what that reads
+            c = 384 if branch == ((384, 3, 1),) else first  # this branch reads the same 384 channels as the 1 x 3 convolution
             for k, r, s, *valid in branch:
                 step, above, left = (valid[0], 0, 0) if valid else (1, r // 2, s // 2)
                 yield ConvProblem(n, c, size, size, k, r, s, stride=(step, step), pad=(above, left, above, left))

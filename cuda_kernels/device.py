@@ -117,7 +117,7 @@ def why_no_gpu() -> str:
         return f"the CUDA driver does not answer: {str(e).partition(':')[0]}"
 
 
-# cudaDeviceAttr: what the driver reports beside cudaDeviceProp. It may answer 0 for clocks (virtual GPUs, MIG slices).
+# cudaDeviceAttr: attributes that cudaDeviceProp lacks. The driver may answer 0 for clocks (virtual GPUs, MIG slices).
 CLOCK_KHZ, MEMORY_CLOCK_KHZ, MEMORY_BUS_BITS, MAX_BLOCKS_PER_SM = 13, 36, 37, 106
 
 

@@ -51,7 +51,7 @@ def fault(name: Name, make_folders: bool = False) -> str | None:
 
 def write(name: Name, data: bytes) -> None:
     """Writes one file, and makes its folder if needed; see write_all."""
-    with suppress(OSError, ValueError):  # write_all says what is wrong
+    with suppress(OSError, ValueError):  # write_all raises the error, with its reason
         Path(os.path.realpath(name)).parent.mkdir(parents=True, exist_ok=True)
     write_all({name: data})
 

@@ -101,8 +101,8 @@ MAX_GRID, MAX_BLOCK, MAX_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64), 
 
 # Per-SM limits: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability". Clocks are boost clocks, at
 # which the rates of the data sheets hold: these are peaks; `rates` has the shares reached. FP16 with FP32
-# accumulation runs at half the rate on GeForce cards, not on the data-center cards with the same chip. L2 bytes/clk is what
-# all SMs together can draw from L2, published for the A100 only: where it is assumed, the others get the same per SM, and
+# accumulation runs at half the rate on GeForce cards, not on the data-center cards with the same chip. L2 bytes/clk is the
+# rate at which all SMs together read L2, published for the A100 only: other devices are assumed to have the same per SM, and
 # Hopper and B200 the 64 that an SM can read (measured on an H200: 41). launch_us is one dependent kernel inside a CUDA graph.
 LAUNCH, L2 = "launch_us", "l2_bytes_per_clk"
 HOPPER_SYNC = "ptxas 13.0 spaces mma.sync m16n8k16 by 6 clocks for sm_90a, two thirds of the wgmma peak"

@@ -38,7 +38,7 @@ class Library:
 
 
 # Shares of L2 up to which none, and from which all, of a step's reads and writes come from DRAM: by gpu-benches'
-# scale kernels, which read what the one before wrote. `--fit` finds (0.3, 1.05) of an A100 and (0.3, 0.8) of an H200, whose L2
+# scale kernels, which read the last kernel's output. `--fit` finds (0.3, 1.05) of an A100 and (0.3, 0.8) of an H200, whose L2
 # has two halves, as those of H100 and B200; and (0.75, 1.7) of an A40, (0.65, 1.6) of an L40: the others are like these. They
 # hold for libraries' kernels as for ours.
 KEPT_HALVES, KEPT_WHOLE = (0.3, 1.0), (0.7, 1.65)

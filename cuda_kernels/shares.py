@@ -33,7 +33,7 @@ LOOPS: Mapping[str, Mapping[str, int]] = {
     "normalized": {"NORM": 1},
 }
 # Not simulated: an Orin's SM has GA100's tensor cores (1,024 products a clock, sm_86 has at most 512) and shared memory, which
-# decide what a loop reaches; ptxas may order the rest of sm_87's code as sm_86's.
+# decide the rate of a loop; ptxas may order the rest of sm_87's code as sm_86's.
 ALIKE: Mapping[str, str] = {"sm_87": "sm_80"}
 Rows = Mapping[str, Mapping[str, Mapping[str, list]]]  # by tile, loop and machine
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from cuda_kernels.files import open_regular
 
-HEAD_BYTES = 1 << 16  # of a file, that tell what it is
+HEAD_BYTES = 1 << 16  # the first bytes of a file, which show its kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 HMMA, SPARSE_HMMA = "hmma_16816", "hmma_sp_16832"
 IMMA, SPARSE_IMMA = "imma_16832", "imma_sp_16864"  # of bytes
 HGMMA, SPARSE_HGMMA = "hgmma_64n16", "hgmma_sp_64n32"  # wgmma, as machine code calls it
-EPILOGUE = frozenset({Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION, Feature.TABLE})  # what every convolution can
+EPILOGUE = frozenset({Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION, Feature.TABLE})  # of every convolution
 NOTHING: frozenset[Feature] = frozenset()
 GEMM = frozenset(Feature) - {Feature.MAX_POOL}
 SM90 = GEMM - {Feature.MULTIPLIED, Feature.RESIDUAL_MULTIPLIED}

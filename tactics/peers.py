@@ -133,7 +133,7 @@ def estimate(
     reduced = np.where(split > 1, 300 + split * bm * bn * 4 / 64, 0)  # partial sums out and back
     sm = (rounds * (_norm(math, loads) + stores + lib.block_clk) + lib.fill_clk + reduced) / device.clock_mhz
     moved = from_dram(work, device, w_share)[:, None]
-    if sparse:  # tiles run along the weights first: what L2 cannot keep of them is read again for every row of tiles
+    if sparse:  # tiles run along the weights first: weights that L2 cannot keep are read again for every row of tiles
         passes = np.ceil(np.ceil(m / PASS) / np.maximum(1, device.num_sms // np.ceil(n / PASS)))
         moved = moved + (passes - 1) * (work.w * w_share * _missed(work.w * w_share, device))[:, None]
     dram = moved / (device.dram_gbps * 1e3 * lib.dram_share)

@@ -26,7 +26,7 @@ from cuda_kernels.compile import Compiled, compile_kernel, nvrtc_version, source
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "golden" / "compiled.json"
-WRITE = "GPU_RUNTIME_RECORD"  # a file to which `takes` appends what it finds, instead of comparing
+WRITE = "GPU_RUNTIME_RECORD"  # a file to which `takes` appends its rows, instead of comparing them
 RECOMPILE = "GPU_RUNTIME_RECOMPILE"
 DRAWN, CHANGED = 20, 4  # with a seed, one row in DRAWN is compiled again; one in CHANGED of the rows that differ from BASE
 

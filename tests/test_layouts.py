@@ -88,7 +88,7 @@ def test_sparse_weights_are_packed_as_cute_lays_them_out(step):
     np.testing.assert_array_equal(pack_metadata(codes)[0, 0, read, 0], words[read, 0])
 
 
-# ---- Hopper: what the ISA's text says of descriptors, before there is a kernel that rests on it
+# ---- Hopper: descriptors as the ISA's text defines them, independent of our kernels
 
 TILES = [name for name, record in table().items() if "descriptors" in record]
 WIDTHS = {0: 1, 1: 8, 2: 4, 3: 2}  # bits 62-63 of a descriptor -> 16-byte units in a row of the swizzle's pattern

@@ -30,7 +30,7 @@ def test_every_test_belongs_to_one_target(marks):
     assert runs("test-wheel", *marks) == ("wheel" in marks and not {"long", "driver"} & set(marks))
     assert runs("test-servers", *marks) == ("servers" in marks and not {"long", "driver", "wheel"} & set(marks))
     assert runs("test-long", *marks) == ("long" in marks and "driver" not in marks)
-    if not {"full", "long"} & set(marks):  # what needs a GPU runs on the emulated driver too
+    if not {"full", "long"} & set(marks):  # tests that need a GPU run on the emulated driver too
         assert runs("test-driver", "gpu", *marks)
     for quick in ("check", "test-blas"):
         assert runs(quick, *marks) == (runs("test", *marks) and "slow" not in marks)

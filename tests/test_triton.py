@@ -81,7 +81,7 @@ def test_a_chain_of_early_launches_that_does_not_wait_is_found(instead):
     assert worst(replace(early, dependent=False), Options()) == 0
 
 
-BROKEN = {  # a kernel for Hopper -> a text of it, what stands for it, and the checks that find that
+BROKEN = {  # fault -> (a kernel for Hopper, a part of its text, the replacement, the checks that find the fault)
     "a wgmma still reads the stage that is copied to": (
         "matmul_hopper",
         "wait_group.sync.aligned 1;",

@@ -21,7 +21,7 @@ from tests.conftest import ROOT, without_progress
 
 pytestmark = pytest.mark.wheel
 
-# What of a caller's environment would reach into a clean one.
+# Prefixes of variables of the caller's environment that a clean environment must not have.
 OURS = ("PYTHON", "GPU_RUNTIME", "VIRTUAL_ENV", "CUDA", "LD_", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE", "CXX")
 PACKAGES = ("cuda_kernels", "tactics", "gpu_runtime")
 CUDA12_ROWS = 8  # of the record of CUDA 12's NVRTC, compiled again

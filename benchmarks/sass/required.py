@@ -22,7 +22,7 @@ MOST_ERROR, MOST_BIAS, MOST_FASTER = {"a100": 0.15, "l40s": 0.20}, 0.07, 0.05
 
 
 BESIDE, CALIBRATION, EVIDENCE = "beside", "calibration", "evidence"
-KINDS = {  # what a line tells
+KINDS = {  # kind of a line -> its meaning
     BESIDE: "ours beside CUTLASS's, simulated alike; +-: the noise of phase locking, within which neither is the faster",
     CALIBRATION: "calibration: what the centre of the sweep and the clocks were chosen to meet",
     EVIDENCE: "evidence: published times by which nothing was chosen",

@@ -127,7 +127,7 @@ def write(path: Path, program: Decoded) -> None:
     arrays = {name: np.ascontiguousarray(getattr(program, name), kind) for name, (kind, _) in ARRAYS.items()}
     head = {f.name: getattr(program, f.name) for f in fields(program) if f.name not in (*ARRAYS, "globals")}
     text = json.dumps(head | {name: array.nbytes for name, array in arrays.items()}).encode()
-    text += b" " * (-(len(text) + 1) % 16) + b"\n"  # what follows is aligned
+    text += b" " * (-(len(text) + 1) % 16) + b"\n"  # the arrays behind the header are aligned
     packed = zlib.compress(text + b"".join(array.tobytes() for array in arrays.values()), 1)
     files.keep(path, _digest(path, packed) + packed)
 

@@ -1,10 +1,10 @@
 """Compare an engine with its model: each output, and each layer's tensor that is in the ONNX graph too.
 
 onnxruntime computes the model in FP32. The error of FP16 storage alone (rounding.py) sets the scale: the tolerance is FACTOR
-times that error plus SLACK of the range; or --rtol and --atol for each element. That scale says nothing where FP16 alone ruins
-an output: none may err by more than MOST of its range, or have another integer. A build with --sparsity=force prunes
-first: its engine is compared with the pruned model. The difference of the pruned model from the original is pruning's, and is
-reported separately.
+times that error plus SLACK of the range; or --rtol and --atol for each element. Where FP16 storage alone ruins an output its
+error is no scale, so an output also fails if an element errs by more than MOST of the output's range, or if an integer differs.
+A build with --sparsity=force prunes first: its engine is compared with the pruned model. The difference of the pruned model
+from the original is caused by pruning, and is reported separately.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from gpu_runtime.progress import Listener, Progress, ignore, logged, report
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.plan_record import inner_name
 
-FACTOR, SLACK, MOST = 8.0, 1e-4, 1e-2  # see above; drawn and real networks stay within 4 and 1e-4
+FACTOR, SLACK, MOST = 8.0, 1e-4, 1e-2  # see above; random and real networks stay within 4 and 1e-4
 Arrays = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The tolerance of an output's elements: |engine - model| <= atol + rtol * |model|, a missing one counting as 0.
+    """The tolerance of an output's elements: |engine - model| <= atol + rtol * |model|, where None counts as 0.
 
-    If both are None, an output's norm is compared with the error of FP16 storage alone instead.
+    If both are None, the norm of the output's error is compared with the error of FP16 storage alone instead.
     """
 
     rtol: float | None = None
@@ -61,7 +61,9 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A comparison to run. `drawn`: its samples are random values, not the caller's; `judged`: None without labels."""
+    """A comparison to run. `samples`: the inputs of each batch by name; `drawn`: they are random values, not the caller's;
+    `judged`: None without labels.
+    """
 
     models: _Models
     engine: Engine
@@ -73,12 +75,12 @@ class _Asked:
 
 @dataclass(slots=True)
 class _Sums:
-    """Sums for one tensor over all samples.
+    """Sums for one tensor over all samples; elements that are not finite in the model are left out.
 
-    `signal`, `noise`, `alone`: the squares of the model's values, of the engine's difference and of FP16 storage's
-    difference; `low` to `high`: the model's range; `largest`, `rough`: the largest difference of the engine and of FP16
-    storage; `changed`: integers that differ (8-bit ones by more than 1); `beyond`: elements outside of --rtol and --atol;
-    `least`: a difference up to it ruins no output.
+    `signal`, `noise`, `alone`: the sums of the squares of the model's values, of the engine's difference and of FP16 storage's
+    difference; `count`: the number of elements; `low` to `high`: the model's range; `largest`, `rough`: the largest difference
+    of the engine and of FP16 storage; `changed`: integers that differ (8-bit ones by more than 1); `beyond`: elements outside
+    of --rtol and --atol; `least`: a difference up to it ruins no output.
     """
 
     signal: float = 0.0
@@ -94,13 +96,14 @@ class _Sums:
     least: float = FP16_NORMAL
 
     def add(self, got: np.ndarray, y: np.ndarray, half: np.ndarray, tolerance: Tolerance) -> None:
+        """Adds one batch: the engine's values `got`, the model's `y`, and `half`, the model's with rounding to FP16."""
         if y.dtype in (np.uint8, np.int8):
-            self.least = 1.0  # a picture's next value is no other class
+            self.least = 1.0  # an 8-bit value is no class number: values that differ by 1 are alike
             self.changed += int((np.abs(got.reshape(-1) - y.reshape(-1).astype(np.int16)) > 1).sum())
         elif y.dtype.kind != "f":
             self.changed += int((got.reshape(-1) != y.reshape(-1)).sum())
         got, y, half = (a.astype(np.float64).reshape(-1) for a in (got, y, half))
-        finite = np.isfinite(y)  # values that are infinite in FP32 too say nothing
+        finite = np.isfinite(y)  # elements that are infinite in FP32 too cannot be compared
         got, y, half = got[finite], y[finite], half[finite]
         if not y.size:
             return
@@ -135,7 +138,8 @@ def compare(
     `inputs`: arrays by name, with one or several batches along their first axes; None: random values from `seed`. `labels`,
     `metric`: as for `prune`. `rtol`, `atol`: an element of an output may differ by atol + rtol * |model|; if both are None,
     an output's difference may be 8 times the error of FP16 storage alone, by norms. `emulate`: the engine runs in the
-    emulator. Raises TypeError for an engine that is none, ModelError or ValueError.
+    emulator. Raises TypeError if `engine` is no Engine, ModelError for a model that cannot be used, ValueError for other wrong
+    arguments.
     """
     sessions.require()
     judged, tolerance, progress = judge(labels, metric), Tolerance(rtol, atol), logged(progress)
@@ -155,6 +159,9 @@ def compare(
 
 
 def _run(asked: _Asked, context: Context, progress: Listener) -> Comparison:
+    """Runs the engine (`context`) and its models on all samples and returns the comparison. Raises ValueError if an output has
+    another shape in the model.
+    """
     models, engine, samples, judged = asked.models, asked.engine, asked.samples, asked.judged
     tensors = _Tensors.of(models, engine)
     oracle = _Oracle(models, sorted(set(tensors.shared.values())), judged)
@@ -190,7 +197,7 @@ def _run(asked: _Asked, context: Context, progress: Listener) -> Comparison:
         unnamed,
         context.emulated,
         models.same_file,
-        replace(pruning, agreement=None) if pruning and asked.drawn else pruning,  # of random values it says nothing
+        replace(pruning, agreement=None) if pruning and asked.drawn else pruning,  # random values have no classes
         max(noise, default=None),
         oracle.scores(judged, answers) if judged else None,
     )
@@ -198,7 +205,7 @@ def _run(asked: _Asked, context: Context, progress: Listener) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """The tensors that both engine and model have, by the engine's layer.
+    """The tensors that both the engine and the model have, by the engine's layer.
 
     `written`: layer -> the tensor that it writes; `shared`: layer -> the same tensor's ONNX name; `scales`: layer -> the
     factor from stored values to the model's.
@@ -210,6 +217,7 @@ class _Tensors:
 
     @classmethod
     def of(cls, models: _Models, engine: Engine) -> _Tensors:
+        """Returns the tensors of an engine's layers; reformats and layers without outputs have none."""
         outer = {inner_name(o.name): o.name for o in engine.plan.outputs}
         written = {x.op_name: x.op_output for x in engine.plan.layers if x.outputs and x.type != "reformat"}
         shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
@@ -223,17 +231,18 @@ class _Oracle:
     def __init__(self, models: _Models, names: Sequence[str], judged: Judge | None):
         self._models, self._names, self._judged = models, names, judged
         self._outputs = [v.name for v in models.original.graph.output]
-        self._answers: list[Arrays] = []  # of the exact model, and the original, for the judge
+        self._answers: list[Arrays] = []  # outputs of the exact model, then (_before) of the original, for the judge
         self._before: list[Arrays] = []
         self._exact = sessions.session(rounding.shown(models.pruned, names), optimize=False)
         self._types = {name: dtype for name, _, dtype in sessions.inputs_of(self._exact)}
         self._original = sessions.session(models.original) if models.is_pruned else None
-        self._half: Any = None  # made from the first sample's magnitudes
+        self._half: Any = None  # the session of the rounded model, made with the first sample's magnitudes
         self.pruning = Difference()
 
     def answers(self, feeds: Arrays) -> tuple[Arrays, Arrays]:
-        """Returns (exact tensors by name, tensors rounded to FP16 by name) for one batch; adds up the effect of pruning on the
-        outputs.
+        """Returns (tensors of the exact model, tensors of the rounded model), each by name, for one batch of inputs by name.
+
+        Adds the batch to `pruning`, the difference of the outputs from the original model's.
         """
         fed = {name: a.astype(self._types[name]) for name, a in feeds.items()}
         y = sessions.run(self._exact, fed)
@@ -252,12 +261,13 @@ class _Oracle:
         return y, sessions.run(self._half, fed)
 
     def scores(self, judged: Judge, engine: Sequence[Arrays]) -> Scores:
-        """Returns the scores of the engine's answers and of both models' answers to the same samples."""
+        """Returns the scores of the engine's outputs, batch by batch, and of both models' outputs for the same samples."""
         before = judged.score(self._before) if self._before else None
         return Scores(judged, judged.score(engine), judged.score(self._answers), before)
 
 
 def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
+    """Returns the row of a tensor with these sums. `layer`: the engine's layer that writes it, "" for an output."""
     scale = math.sqrt(s.signal) or 1e-30
     error, alone = math.sqrt(s.noise) / scale, math.sqrt(s.alone) / scale
     if tolerance.is_given:
@@ -265,7 +275,7 @@ def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
     reach = max(s.high - s.low, 0.0)
     allowed = FACTOR * alone + SLACK * reach * math.sqrt(s.count) / scale
     share = s.largest / reach if reach else 0.0
-    ruined = not layer and (s.changed > 0 or (share > MOST and s.largest > s.least))  # smaller ones have fewer bits
+    ruined = not layer and (s.changed > 0 or (share > MOST and s.largest > s.least))  # FP16 has fewer bits below `least`
     passed = (error <= allowed or not s.noise) and not ruined
     by_fp16 = ruined and (s.rough > MOST * reach if not s.changed else s.rough > 0)
     return Row(layer, tensor, error, alone, allowed, s.largest, s.beyond, passed, s.changed, share, by_fp16)
@@ -273,10 +283,10 @@ def _row(layer: str, tensor: str, s: _Sums, tolerance: Tolerance) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Models:
-    """The FP32 model with the engine's weights, and the original model; they differ if the build pruned (`is_pruned`).
+    """The FP32 model with the engine's weights (`pruned`), and the original model; they differ if the build pruned
+    (`is_pruned`).
 
-    `same_file`: the file is the one that the engine was built from; `tensors`: the names of all outputs of the model's
-    nodes.
+    `same_file`: the model is the file that the engine was built from; `tensors`: the names of all outputs of the model's nodes.
     """
 
     pruned: onnx.ModelProto
@@ -287,6 +297,9 @@ class _Models:
 
     @classmethod
     def of(cls, path: Path | Source, engine: Engine) -> _Models:
+        """Reads and checks the model of an engine. Raises ModelError if it cannot be used, ValueError if it has other inputs or
+        outputs than the engine.
+        """
         with named(path):
             proto = load_whole(path)
             check_graph(proto.graph)
@@ -307,7 +320,7 @@ class _Models:
 
 
 def _samples(engine: Engine, given: Arrays | None, seed: int) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the inputs batch by batch, in the engine's types and shapes; one random batch if `given` is None."""
+    """Yields the `given` arrays by name batch by batch, in the engine's types and shapes; one random batch if they are None."""
     wanted = [i.spec for i in engine.plan.inputs]
     if given is None:
         yield random_inputs(wanted, seed, low=0)

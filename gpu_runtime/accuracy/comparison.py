@@ -1,4 +1,4 @@
-"""What `compare` returns: each output, and each layer's tensor, of an engine beside its model."""
+"""The result of `compare`: an engine's outputs, and its layers' tensors, compared with its model's."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,13 +10,13 @@ from gpu_runtime.runtime.fields import Told
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tensor that engine and model both have, compared.
+    """The comparison of one tensor that the engine and the model both have.
 
-    `layer`: the engine's layer that writes it, "" for an output. `error`: L2 norm of the difference / L2 norm of the model's
-    tensor; `alone`: the same for FP16 storage alone; `allowed`: the largest `error` that passes, None with --rtol or --atol,
-    which `beyond` elements exceed. `largest`: the largest difference of an element, `share`: as a share of the tensor's
-    range. `changed`: the number of integers that differ. `ruined`: FP16 storage alone already errs by more than any output
-    may.
+    `layer`: the engine's layer that writes the tensor, "" for an output. `error`: L2 norm of the difference / L2 norm of the
+    model's tensor; `alone`: the same quotient for the model with tensors rounded to FP16; `allowed`: the largest `error` that
+    passes, None with --rtol or --atol; `beyond`: the number of elements outside of --rtol and --atol. `largest`: the largest
+    difference of an element, `share`: the same as a share of the tensor's range. `changed`: the number of integers that differ.
+    `ruined`: an output fails, and would fail by rounding tensors to FP16 alone.
     """
 
     layer: str
@@ -34,8 +34,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores by the metric of `judge`: of the engine, of its model in FP32, and of the original model (None if the build
-    did not prune).
+    """The scores by the metric of `judge`: of the engine, of the model with the engine's weights in FP32, and of the original
+    model (None if the build did not prune).
     """
 
     judge: Judge
@@ -48,10 +48,10 @@ class Scores:
 class Comparison(Told):
     """An engine compared with its model; `print` shows it as `gpu-runtime compare` does.
 
-    `samples`: the number of them, along the inputs' first axis; `outputs`, `layers`: in the engine's order; `unnamed`:
-    layers whose tensors the ONNX graph does not have; `same_file`: the model is the file that the engine was built from;
-    `scores`: None without labels. `pruning`: the pruned model compared with the original, and `pruning_error`, their
-    relative difference; None unless the build pruned.
+    `samples`: the number of samples, along the inputs' first axis; `outputs`, `layers`: in the engine's order; `unnamed`:
+    layers whose tensors the ONNX graph does not have; `emulated`: the engine ran in the emulator; `same_file`: the model is the
+    file that the engine was built from; `scores`: None without labels. `pruning`: the accuracy of the pruned model compared
+    with the original, and `pruning_error`, the relative difference of their outputs; None unless the build pruned.
     """
 
     samples: int
@@ -89,9 +89,10 @@ class Comparison(Told):
 
     @property
     def passed(self) -> bool:
+        """Whether all outputs are within tolerance; layers do not count."""
         return all(r.passed for r in self.outputs)
 
     @property
     def first(self) -> Row | None:
-        """The first layer, in the order of execution, whose tensor is not within tolerance; None if all are."""
+        """The row of the first layer, in execution order, whose tensor is not within tolerance; None if all tensors are."""
         return next((r for r in self.layers if not r.passed), None)

@@ -22,6 +22,7 @@ class Sums:
     same: int = 0
 
     def add(self, got: np.ndarray, expected: np.ndarray) -> None:
+        """Adds one batch of the output: the values `got`, and the `expected` ones in an array of the same shape."""
         y = expected.astype(np.float64)
         self.signal += float(np.square(y).sum())
         self.noise += float(np.square(got.astype(np.float64) - y).sum())
@@ -32,8 +33,10 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """`snr_db`: signal-to-noise ratio of the worst output, infinite without a difference; `agreement`: share of samples whose
-    top-1 class is the same, None if no output has classes; `score`: the metric's value, None without labels.
+    """The accuracy of a network's outputs, compared with expected outputs.
+
+    `snr_db`: the signal-to-noise ratio of the worst output in dB, infinite without a difference; `agreement`: the share of
+    samples whose top-1 class is the same, None if no output has classes; `score`: the metric's value, None without labels.
     """
 
     snr_db: float
@@ -43,16 +46,18 @@ class Accuracy:
 
 @dataclass(slots=True)
 class Difference:
-    """The sums of all outputs by name."""
+    """The difference of a network's outputs from expected outputs, as sums for each output by name."""
 
     outputs: dict[str, Sums] = field(default_factory=dict)
 
     def add(self, got: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+        """Adds one batch of the outputs by name; outputs without numbers or without elements are left out."""
         for name, y in expected.items():
             if y.dtype.kind in "fiub" and y.size:
                 self.outputs.setdefault(name, Sums()).add(got[name], y)
 
     def accuracy(self) -> Accuracy:
+        """Returns the accuracy over all batches so far, without a score."""
         shares = [s.same / s.rows for s in self.outputs.values() if s.rows]
         worst = min((snr(s.signal, s.noise) for s in self.outputs.values()), default=math.inf)
         return Accuracy(worst, min(shares, default=None))
@@ -66,6 +71,9 @@ def finite(value: Any) -> Any:
 def snr(signal: float, noise: float) -> float:
     """Returns the ratio of two sums of squares in dB; inf without noise; -inf with noise and no signal, or if the noise is NaN
     or infinite.
+
+    >>> snr(100.0, 1.0), snr(1.0, 0.0)
+    (20.0, inf)
     """
     if not math.isfinite(noise) or (noise and not signal):
         return -math.inf

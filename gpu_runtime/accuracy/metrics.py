@@ -1,4 +1,4 @@
-"""How well a network answers, where the right answers are given: top-1 accuracy, or a metric of the caller's."""
+"""Scores of a network's outputs against labels: top-1 accuracy, or the caller's metric."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -7,13 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 Arrays = Mapping[str, np.ndarray]
-Metric = Callable[[Arrays, np.ndarray], float]  # of outputs by name and labels, over all samples; higher is better
+Metric = Callable[[Arrays, np.ndarray], float]  # (outputs by name, labels), over all samples -> score; higher is better
 TOP1 = "top-1 accuracy"
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A metric with the right answers. `labels`: one answer per sample; `metric`: None for top-1 accuracy."""
+    """A metric with the labels of the samples. `labels`: one label per sample, for top-1 accuracy the number of its class;
+    `metric`: None for top-1 accuracy.
+    """
 
     labels: np.ndarray
     metric: Metric | None = None
@@ -36,21 +38,23 @@ class Judge:
         return float(found)
 
     def check(self, outputs: Mapping[str, tuple[Sequence[int], np.dtype]]) -> None:
-        """Checks, before anything runs, that the labels fit outputs of these (shape, type), all samples together. Raises
-        ValueError.
+        """Checks, before a network runs, that the labels fit its outputs. Raises ValueError if they do not.
 
-        Only top-1 accuracy can be checked: nothing happens with a metric of the caller's.
+        `outputs`: name -> (shape for all samples together, type). The caller's metric is not checked, only top-1 accuracy.
         """
         if self.metric is None:
             self.score([{name: np.broadcast_to(np.zeros((), dtype), shape) for name, (shape, dtype) in outputs.items()}])
 
     def text(self, score: float) -> str:
+        """Returns a score as text; for top-1 accuracy as a percentage, `71.25 %`."""
         return f"{100 * score:.2f} %" if self.metric is None else f"{score:.5g}"
 
 
 def judge(labels: object, metric: Metric | None) -> Judge | None:
-    """Returns a Judge for these labels and this metric; None if `labels` is None. Raises TypeError or ValueError for wrong
-    ones.
+    """Returns a Judge for these labels and this metric; None if `labels` is None.
+
+    Raises TypeError for a metric that is no function, ValueError for a metric without labels, and without a metric for labels
+    that are no one-dimensional array of whole numbers.
     """
     if metric is not None and not callable(metric):
         raise TypeError(f"metric: expected a function of outputs by name and labels that returns a number, got {metric!r}")
@@ -68,12 +72,15 @@ def judge(labels: object, metric: Metric | None) -> Judge | None:
 
 
 def _joined(batches: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the arrays joined along their first axes; of several scalars, each is one element."""
     return batches[0] if len(batches) == 1 else np.concatenate([np.atleast_1d(a) for a in batches])
 
 
 def _top1(outputs: Arrays, labels: np.ndarray) -> float:
-    """Returns the share of samples whose largest score is the label's, in the one output [samples, classes]. Raises
-    ValueError.
+    """Returns the share of samples whose largest score is at the label's class.
+
+    Scores are the one floating-point output [samples, classes], with more than one class; further axes of size 1 may follow.
+    Raises ValueError if there is no such output or several, or if the labels do not fit it.
     """
     flat: dict[str, np.ndarray] = {
         name: y.reshape(y.shape[:2]) for name, y in outputs.items() if y.ndim >= 2 and set(y.shape[2:]) <= {1}

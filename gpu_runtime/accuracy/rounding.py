@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gpu_runtime.frontend.check import inferred
 from gpu_runtime.frontend.load import copied
 
-ROOM = 2.0**14  # larger tensors are scaled down before rounding to FP16, as an engine stores them
+ROOM = 2.0**14  # tensors with larger values are scaled down before rounding to FP16, as an engine stores them
 
 
 def in_fp32(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -29,11 +29,12 @@ def in_fp32(proto: onnx.ModelProto) -> onnx.ModelProto:
         if v.type.tensor_type.elem_type == TensorProto.FLOAT16:
             v.type.tensor_type.elem_type = TensorProto.FLOAT
     del graph.value_info[:]
-    wide.ir_version = max(wide.ir_version, 4)  # before, initializers had to be inputs
+    wide.ir_version = max(wide.ir_version, 4)  # in earlier versions initializers had to be inputs
     return wide
 
 
 def _widen(t: TensorProto) -> None:
+    """Converts a tensor in place from FP16 to FP32; tensors of other types stay as they are."""
     if t.data_type == TensorProto.FLOAT16:
         t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(t).astype(np.float32), t.name))
 
@@ -41,7 +42,8 @@ def _widen(t: TensorProto) -> None:
 def rounded(proto: onnx.ModelProto, high: Mapping[str, float]) -> onnx.ModelProto:
     """Returns an FP32 model in which a Cast to FP16 and back follows each node; constants stay as they are.
 
-    `high`: tensor -> its largest magnitude; tensors above ROOM are scaled by a power of two before they are rounded.
+    `high`: tensor -> its largest magnitude. A tensor whose magnitude is above ROOM is multiplied by a power of two before it is
+    rounded, and divided by it afterwards.
     """
     kinds = {v.name: v.type.tensor_type.elem_type for v in inferred(proto).graph.value_info}
     kinds |= {v.name: v.type.tensor_type.elem_type for v in proto.graph.output}
@@ -65,6 +67,9 @@ def rounded(proto: onnx.ModelProto, high: Mapping[str, float]) -> onnx.ModelProt
 
 
 def _through_fp16(name: str, scale: float) -> Iterable[onnx.NodeProto]:
+    """Returns the nodes from tensor "NAME exact" to `name`: Cast to FP16 and back, between two Mul unless `scale` is 1; their
+    factors are the initializers "NAME down" and "NAME up".
+    """
     if scale == 1:
         return (
             helper.make_node("Cast", [f"{name} exact"], [f"{name} fp16"], to=TensorProto.FLOAT16),

@@ -1,4 +1,4 @@
-"""ONNX models run by onnxruntime on the CPU, the oracle; nothing else needs onnxruntime."""
+"""ONNX models run by onnxruntime on the CPU, the reference for engines; no other module imports onnxruntime."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -31,8 +31,8 @@ def require() -> Any:
 
 
 def session(proto: onnx.ModelProto, optimize: bool = True) -> Any:
-    """Returns an onnxruntime session on the CPU. `optimize`: nodes may be fused. Raises ModelError if onnxruntime refuses the
-    model.
+    """Returns an onnxruntime session of a model on the CPU. `optimize`: onnxruntime may fuse nodes. Raises ModelError if it
+    refuses the model.
     """
     ort = require()
     options = ort.SessionOptions()
@@ -46,7 +46,9 @@ def session(proto: onnx.ModelProto, optimize: bool = True) -> Any:
 
 
 def run(found: Any, feeds: Arrays) -> dict[str, np.ndarray]:
-    """Returns the session's outputs by name. Raises ValueError if onnxruntime cannot run the model on these inputs."""
+    """Runs a session (`found`) on inputs by name (`feeds`) and returns its outputs by name. Raises ValueError if onnxruntime
+    cannot run the model on these inputs.
+    """
     names = [o.name for o in found.get_outputs()]
     try:
         return dict(zip(names, found.run(names, dict(feeds)), strict=True))
@@ -55,10 +57,11 @@ def run(found: Any, feeds: Arrays) -> dict[str, np.ndarray]:
 
 
 def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arrays) -> Iterator[dict[str, np.ndarray]]:
-    """Yields the arrays split along their first axes into batches of the model's size.
+    """Yields the `given` arrays by name, split along their first axes into batches of the model's size.
 
-    `inputs`: (name, shape, type) of each input; a size that is no number is dynamic. Raises TypeError unless `given` is a
-    mapping, ValueError for other names or shapes, and for types that lose values.
+    For an input of shape (8, 10) an array of shape (24, 10) gives 3 batches. `inputs`: (name, shape, type) of each input; a
+    size that is no number is dynamic. Raises TypeError unless `given` is a mapping, ValueError for other names or shapes, for a
+    type that loses values, and for NaN or infinity.
     """
     wanted = {name for name, *_ in inputs}
     if not isinstance(given, Mapping):
@@ -76,12 +79,14 @@ def batches(inputs: Sequence[tuple[str, Sequence[object], np.dtype]], given: Arr
 
 
 def _count(shape: Sequence[object], a: np.ndarray) -> int:
-    """Returns the number of batches of that shape in an array; 1 if the shape's first axis is dynamic."""
+    """Returns the number of batches of this shape in an array; 1 if the shape's first axis is dynamic."""
     return a.shape[0] // shape[0] if shape and isinstance(shape[0], int) else 1
 
 
 def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) -> np.ndarray:
-    """Returns the array in the type of the input. Raises ValueError if its shape or type does not fit."""
+    """Returns the array `a` in the type of the input `name`. Raises ValueError if its shape or type does not fit, or if it has
+    a value that is not finite.
+    """
     pairs = zip(shape[1:], a.shape[1:], strict=len(shape) == a.ndim)
     whole = len(shape) == a.ndim and all(not isinstance(d, int) or d == g for d, g in pairs)
     first = shape[0] if shape and isinstance(shape[0], int) else None
@@ -96,7 +101,9 @@ def _fitted(name: str, shape: Sequence[object], dtype: np.dtype, a: np.ndarray) 
 
 
 def inputs_of(found: Any) -> list[tuple[str, Sequence[object], np.dtype]]:
-    """Returns (name, shape, type) of each input of a session. Raises ModelError for a type that NumPy lacks."""
+    """Returns (name, shape, type) of each input of a session (`found`); sizes that are no numbers are dynamic. Raises
+    ModelError for a type that NumPy lacks.
+    """
     for i in found.get_inputs():
         if i.type not in NUMPY:
             raise ModelError(f"input {i.name!r} is a {i.type}: NumPy has no array of that type")

@@ -1,4 +1,4 @@
-"""The output of `gpu-runtime compare`."""
+"""A comparison as the text that `gpu-runtime compare` prints."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from gpu_runtime.accuracy.comparison import Comparison, Row, Scores
 from gpu_runtime.text import several, table, wrap
 
-MOST_ROWS = 12  # of layers, without --all-layers
+MOST_ROWS = 12  # layers that are shown without --all-layers
 
 
 def text(c: Comparison, all_layers: bool = False) -> str:
@@ -24,7 +24,7 @@ def text(c: Comparison, all_layers: bool = False) -> str:
 
 
 def _chosen(rows: Sequence[Row], all_layers: bool) -> list[Row]:
-    """Returns the layers to show, in the order of execution: all, or the first failing one and the worst, MOST_ROWS in all."""
+    """Returns the layers to show, in the order of execution: all, or MOST_ROWS, the first failing layer and the worst ones."""
     if all_layers or len(rows) <= MOST_ROWS:
         return list(rows)
     first = [i for i, r in enumerate(rows) if not r.passed][:1]
@@ -34,6 +34,7 @@ def _chosen(rows: Sequence[Row], all_layers: bool) -> list[Row]:
 
 
 def _table(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
+    """Returns the lines of a table of the rows. `title`: the head of its first column, `names`: the first cell of each row."""
     by_element = any(r.allowed is None for r in rows)
     header = [title, "error", "FP16 alone", "elements beyond" if by_element else "allowed", "largest diff", "verdict"]
     cells = [
@@ -51,7 +52,9 @@ def _table(title: str, rows: Sequence[Row], names: Sequence[str]) -> list[str]:
 
 
 def verdict(c: Comparison) -> list[str]:
-    """Returns the lines that name the cause of a difference: the engine or pruning."""
+    """Returns the lines below the tables: whether the outputs agree, the first layer that diverges, the layers that could not
+    be compared, the scores, and the difference that pruning causes.
+    """
     lines = []
     wrong, late = [r for r in c.outputs if not r.passed], [r for r in c.layers if not r.passed]
     of = "the pruned model" if c.pruning else "the model"
@@ -89,7 +92,7 @@ def verdict(c: Comparison) -> list[str]:
 
 
 def _ruined(r: Row) -> str:
-    """Returns the words for how far an output is off, whether FP16 storage alone makes it so, and then the cure."""
+    """Returns a sentence on a failed output: its error, and whether FP16 storage alone causes it; if so, also the cure."""
     by = (
         f"{several(r.changed, 'integer')} differ{'s' * (r.changed == 1)}"
         if r.changed
@@ -102,6 +105,7 @@ def _ruined(r: Row) -> str:
 
 
 def _scores_text(s: Scores, samples: int) -> str:
+    """Returns a sentence with the scores of the engine and its models over this number of samples."""
     was = "" if s.original is None else f", of the model before pruning {s.judge.text(s.original)}"
     of = "its model in FP32" if s.original is None else "the pruned model in FP32"
     engine, model = s.judge.text(s.engine), s.judge.text(s.model)
@@ -109,4 +113,5 @@ def _scores_text(s: Scores, samples: int) -> str:
 
 
 def number(value: float) -> str:
+    """Returns a number from 0 on with two digits, as 1.2e-03, or "inf"."""
     return "inf" if math.isinf(value) else f"{value:.1e}"

@@ -1,10 +1,10 @@
-"""Work that may hang in the driver, done by threads that the caller can leave behind: Ctrl-C reaches it, and it can give up."""
+"""Threads for work that may hang in the driver: Ctrl-C reaches the caller, which can give up and leave the threads behind."""
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-LOOK_S = 0.1  # between two looks at the threads
+LOOK_S = 0.1  # seconds between two looks at the threads
 
 
 class Stuck(RuntimeError):
@@ -26,10 +26,11 @@ class Task:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as e:  # raised again by who waits for it
+        except BaseException as e:  # `attend` raises it again
             self.error = e
 
     def ended(self, within_s: float = 0.0) -> bool:
+        """Returns whether the function has ended, after waiting for it for at most `within_s` seconds."""
         self._thread.join(within_s)
         return not self._thread.is_alive()
 
@@ -43,12 +44,13 @@ def attend(
     stop: Callable[[], None] | None = None,
     look: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Runs all functions at once, each in a thread, and waits for them. Returns whether the user pressed Ctrl-C meanwhile.
+    """Runs all functions (`works`) at once, each in a thread, and waits for them. Returns whether the user pressed Ctrl-C
+    meanwhile.
 
-    `signs`: returns a count that grows as work proceeds; if it stays equal for `patience_s` seconds, Stuck is raised, with
-    `what` as the words for the thing that did not happen. `stop`: asks the functions to end soon; called at Ctrl-C or when
-    one of them failed. If it is None, and at the second Ctrl-C, KeyboardInterrupt is raised and the threads are left behind.
-    `look`: called repeatedly while waiting. Raises the first error that a function raised.
+    `signs`: returns a count that grows as work proceeds; if the count stays equal for `patience_s` seconds, Stuck is raised,
+    with a text that begins with `what`, such as "no query ended". `stop`: asks the functions to end soon; called at Ctrl-C or
+    when a function failed. If `stop` is None, and at the second Ctrl-C, KeyboardInterrupt is raised and the threads are left
+    behind. `look`: called repeatedly while waiting. Raises the first error that a function raised.
     """
     interrupted, tasks = False, [Task(work) for work in works]
     seen, since = signs(), time.monotonic()

@@ -1,4 +1,4 @@
-"""Whether the GPU's clock was held down while something was timed, as NVIDIA's management library reports."""
+"""A watch on the GPU's clock, and on the reasons why it is held down, from NVIDIA's management library (NVML)."""
 
 from collections import Counter
 from typing import Any
@@ -18,7 +18,9 @@ REASONS = {
 
 
 def management(pci_bus_id: str) -> tuple[Any, Any]:
-    """Returns (NVIDIA's management library, its handle of a GPU). Raises any error where there is none."""
+    """Returns (NVIDIA's management library, its handle of a GPU). Raises ImportError without the library, or one of its errors
+    without a driver or without this GPU.
+    """
     import pynvml
 
     pynvml.nvmlInit()
@@ -44,6 +46,7 @@ class ClockWatch:
             return
 
     def look(self) -> None:
+        """Records the present clock and the present reasons; after an error of the library nothing more is recorded."""
         if self._nvml is None:
             return
         try:
@@ -58,7 +61,7 @@ class ClockWatch:
     def _reasons(self) -> int:
         """Returns the bits for the reasons why the clock is held down now.
 
-        The function has a new name since driver 535; the old one, deprecated by NVML, is the fallback.
+        NVML's function has a new name since driver 535; the old name, which NVML deprecates, is the fallback.
         """
         try:
             return int(self._nvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle))
@@ -66,6 +69,7 @@ class ClockWatch:
             return int(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
 
     def seen(self) -> Clocks | None:
+        """Returns the recorded clocks; None if none could be read."""
         if not self._clocks:
             return None
         return Clocks(len(self._clocks), min(self._clocks), max(self._clocks), self._most, tuple(self._held.most_common()))

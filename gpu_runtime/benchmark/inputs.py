@@ -1,4 +1,4 @@
-"""Arrays that an engine is timed on: random ones, the same each time, or those of files, named as for trtexec."""
+"""Input arrays for timing an engine: random, the same for the same seed, or from the files that --loadInputs names."""
 
 import math
 import os
@@ -18,10 +18,10 @@ HEADER = 1 << 16  # bytes that the header of a .npy file may take
 
 
 def random_inputs(inputs: Sequence[TensorSpec], seed: int = 0, low: float = -1) -> dict[str, np.ndarray]:
-    """Returns a random array per input, the same ones for the same seed, in the ranges that trtexec draws from.
+    """Returns name -> a random array for each input, the same arrays for the same seed, in the ranges that trtexec draws from.
 
-    Floating-point values are from `low` to 1, uint8 from 0 to 255, bool both values, other whole numbers, which may be
-    indices, 0 and 1.
+    Floating-point values are from `low` to 1, uint8 values from 0 to 255; bool arrays have both values, and arrays of other
+    whole numbers, which may be indices, 0 and 1.
     """
     rng, found = np.random.default_rng(seed), {}
     for i in inputs:
@@ -35,7 +35,10 @@ def random_inputs(inputs: Sequence[TensorSpec], seed: int = 0, low: float = -1) 
 def named_files(text: str, names: Sequence[str]) -> dict[str, str]:
     """Parses `name:file,other:file` into {name: file}. Quotes may be around a name, and a name may contain colons.
 
-    `names`: the engine's inputs. Raises ValueError for a name that is not among them, or is given twice.
+    `names`: the names of the engine's inputs. Raises ValueError for a name that is not among them, or is given twice.
+
+    >>> named_files("x:a.bin,'y:0':b.npy", ["x", "y:0"])
+    {'x': 'a.bin', 'y:0': 'b.npy'}
     """
     found: dict[str, str] = {}
     for item in text.split(",") if text else ():
@@ -54,9 +57,9 @@ def _any_of(names: Sequence[str]) -> str:
 
 
 def read_input(info: Bound, path: str) -> np.ndarray:
-    """Reads an input's array from a .npy file, or from raw elements in C order and of the input's type, as numpy's tofile()
-    writes.
+    """Returns the array of an engine's input (`info`) from a file.
 
+    The file at `path` is a .npy file, or has raw elements in C order and of the input's type, as numpy's tofile() writes.
     Raises ValueError for a file that cannot be read, or has another type, shape or size.
     """
     dtype = np.dtype(DTYPES[info.dtype])
@@ -76,7 +79,7 @@ def read_input(info: Bound, path: str) -> np.ndarray:
                 array = None
     except OSError as e:
         raise ValueError(f"{where}: cannot be read: {e.strerror or e}; expected {nbytes} raw bytes, or a .npy file") from None
-    except Exception as e:  # whatever a damaged header makes NumPy raise
+    except Exception as e:  # a damaged header makes NumPy raise errors of many types
         reason = " ".join(str(e).split()) or type(e).__name__
         raise ValueError(f"{where}: not a readable .npy file, as numpy.save writes it: {reason}") from None
     if array is None:
@@ -91,8 +94,9 @@ def read_input(info: Bound, path: str) -> np.ndarray:
 
 
 def load_inputs(text: str, inputs: Sequence[Bound]) -> dict[str, np.ndarray]:
-    """Returns an array per input: from the files that --loadInputs names in `text`, random for all others. Raises
-    ValueError.
+    """Returns name -> the array of each input, from a file if `text`, the value of --loadInputs, names one, else random.
+
+    Raises ValueError for a wrong `text` or a file that does not fit its input.
     """
     by_name = {i.name: i for i in inputs}
     given = {name: read_input(by_name[name], path) for name, path in named_files(text, list(by_name)).items()}

@@ -1,8 +1,9 @@
 """The loop that times inferences on a GPU: an engine and arrays in, a `Trace` out.
 
-Each context queues a query on its own stream: inputs from pinned memory to where the plan reads them, the plan, outputs back to
-pinned memory, an event between any two of them. One query is queued ahead, so that the GPU need not wait for the host. All
-that waits for the GPU is done by threads of their own (attend.py), while the caller looks at the clocks.
+Each context queues a query on its own stream: copies of the inputs from pinned memory to the plan's memory, the plan's
+launches, copies of the outputs back to pinned memory, and an event before, between and after them. One query is queued ahead,
+so that the GPU need not wait for the host. Threads of their own wait for the GPU (attend.py), while the caller looks at the
+clocks.
 """
 
 import gc
@@ -30,9 +31,9 @@ from gpu_runtime.runtime.plan_record import Bound
 from tactics.format import DTYPES, from_memory, to_memory
 
 AHEAD = 2  # queries of a stream that may be under way at once
-MOST_QUERIES = 500_000  # that are kept, in 150 MB; of more, the last
+MOST_QUERIES = 500_000  # queries that are kept, in 150 MB; later queries replace the first
 TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyKind
-LEFT_BEHIND: list[object] = []  # contexts of a GPU that may hang, which nothing may close: that would wait for it
+LEFT_BEHIND: list[object] = []  # benches of a GPU that may hang: they are never closed, since closing waits for the GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class Measured:
 
 
 class Copy(NamedTuple):
-    """A copy of `nbytes` between addresses of pinned host memory and of the device. `host`: the array that keeps the host
-    memory alive.
+    """A copy of `nbytes` from address `source` to address `to`, one in pinned host memory, the other on the device. `host`: the
+    array that keeps the host memory alive.
     """
 
     to: int
@@ -61,7 +62,8 @@ class Copy(NamedTuple):
 class Slot:
     """The four CUDA events of one query: before all, after the inputs' copies, after the plan, after the outputs' copies.
 
-    `busy`: the query may still be under way.
+    `spin`: the host waits for an event busily. `enqueued`: the query's begun, enqueue_start and enqueue_end; `busy`: the query
+    may still be under way.
     """
 
     def __init__(self, cupy: Any, spin: bool) -> None:
@@ -73,7 +75,8 @@ class Slot:
 class Lane:
     """One stream of the benchmark: a context with its GPU, its copies and its queries' events.
 
-    `now`: returns the milliseconds since the loop began, by the host's clock.
+    `number`: of the stream, from 0; `inputs`: arrays by name; `now`: returns the milliseconds since the loop began, by the
+    host's clock. A lane runs the plan once when it is made.
     """
 
     def __init__(
@@ -88,12 +91,12 @@ class Lane:
             self._ins = [self._copy(context, i, to_memory(x, i.format)) for i, x in given]
             self._outs = [self._copy(context, o, None) for o in context.plan.outputs]
             self._move(self._ins, TO_DEVICE)
-            context.replay()  # before anything is timed: whatever is loaded with the first run
+            context.replay()  # the first run, which loads kernels, is not timed
             self.gpu.synchronize()
 
     def _copy(self, context: Context, edge: Bound, values: np.ndarray | None) -> Copy:
-        """Returns a copy from new pinned memory, filled with `values`, to an input; if `values` is None, from an output to such
-        memory.
+        """Returns a copy from new pinned memory, filled with `values`, to an input (`edge`); if `values` is None, from an
+        output to new pinned memory.
         """
         host = np.frombuffer(self.gpu.cupy.cuda.alloc_pinned_memory(max(edge.nbytes, 1)), np.uint8, edge.nbytes)
         there, here = context.address(edge), host.ctypes.data
@@ -103,11 +106,12 @@ class Lane:
         return Copy(there, here, edge.nbytes, host)
 
     def _move(self, copies: Sequence[Copy], kind: int) -> None:
+        """Queues the copies on the lane's stream. `kind`: TO_DEVICE or TO_HOST."""
         for copy in copies:
             self.gpu.cupy.cuda.runtime.memcpyAsync(copy.to, copy.source, copy.nbytes, kind, self.gpu.stream.ptr)
 
     def enqueue(self) -> None:
-        """Queue one query, with the events of the next free slot."""
+        """Queues one query on the stream, with the events of the next slot, which must not be busy."""
         slot = self._slots[0]
         before, ready, done, after = slot.events
         stream, transfers = self.gpu.stream, self._settings.transfers
@@ -127,9 +131,9 @@ class Lane:
         self._slots.rotate(-1)
 
     def finish(self, began: Any) -> Query | None:
-        """Wait for the oldest query under way and return its times; None if no query is under way.
+        """Waits for the oldest query under way and returns its times; None if no query is under way.
 
-        `began`: the event that was recorded on the stream when the loop began, from which the GPU's times count.
+        `began`: the event, recorded when the loop began, from which the GPU's times count.
         """
         slot = next((s for s in self._slots if s.busy), None)
         if slot is None:
@@ -140,7 +144,7 @@ class Lane:
         after.synchronize()
         ended, elapsed = self._now(), self.gpu.cupy.cuda.get_elapsed_time
         slot.busy = False
-        # Offsets grow, and have only 32 bits; what lies between two events of a query is exact to half a microsecond.
+        # Offsets from `began` grow, and have only 32 bits; times between two events of a query are exact to half a microsecond.
         start = elapsed(began, before)
         compute_start = start + (elapsed(before, ready) if before is not ready else 0.0)
         compute_end = compute_start + elapsed(ready, done)
@@ -148,7 +152,7 @@ class Lane:
         return Query(self.number, *slot.enqueued, ended, start, compute_start, compute_end, end)
 
     def outputs(self) -> dict[str, np.ndarray]:
-        """Returns the outputs of the last query by name, on the host. Without transfers in each query they are copied now."""
+        """Returns the outputs of the last query by name, on the host; they are copied now if queries run without transfers."""
         if not self._settings.transfers:
             self._move(self._outs, TO_HOST)
             self.gpu.synchronize()
@@ -157,12 +161,15 @@ class Lane:
 
     @property
     def full(self) -> bool:
+        """Whether no query can be queued before the oldest query under way is finished."""
         return all(slot.busy for slot in self._slots)
 
 
 class Worker:
-    """Queues and waits for the queries of some lanes until each has the iterations, and the time has passed, that Settings ask
-    for.
+    """A loop over lanes that queues their queries and waits for them, until the iterations and the duration of the settings.
+
+    `began`: as for Lane.finish. `queries`: the measured queries that are kept; `warm_up`, `measured`: the number of unmeasured
+    and of measured queries so far; `stop`: set it to end the loop early.
     """
 
     def __init__(self, lanes: Sequence[Lane], settings: Settings, now: Callable[[], float], began: Any) -> None:
@@ -172,6 +179,7 @@ class Worker:
         self.stop = False
 
     def run(self) -> None:
+        """Runs the loop in the calling thread. Raises the errors of the GPU, with an explanation."""
         with self._lanes[0].gpu.here(), explained():
             self._run()
 
@@ -193,6 +201,7 @@ class Worker:
                 self._keep(lane.finish(self._began))
 
     def _keep(self, query: Query | None) -> None:
+        """Counts a query, and keeps it unless it began during the warm-up; None: does nothing."""
         if query is None:
             return
         if query.begun < self._settings.warm_up_ms:
@@ -210,13 +219,13 @@ def measure(
     progress: Counter | None = None,
     begins: Callable[[], None] = lambda: None,
 ) -> Measured:
-    """Time queries of an engine on the GPU at hand.
+    """Times queries of an engine on the GPU at hand and returns the measurement.
 
-    `inputs`: as for `Context.run`. `progress`: called for each kernel that is compiled before; `begins`: called when the
-    loop begins. Ctrl-C ends the loop early and the queries so far count. Before the loop, and at the second time, it raises
-    KeyboardInterrupt and leaves the GPU's work behind, as Stuck does: then end the process by os._exit. Raises ValueError
-    without a GPU or for a wrong input, EngineError for an engine of another GPU or one that needs more memory than there is,
-    Stuck if nothing proceeds, and any error that a query raised.
+    `inputs`: as for `Context.run`. `progress`: called for each kernel that is compiled before the loop; `begins`: called when
+    the loop begins. Ctrl-C ends the loop early and the queries so far count. Before the loop, and at the second time, Ctrl-C
+    raises KeyboardInterrupt and leaves the GPU's work behind, as Stuck does: then end the process by os._exit. Raises
+    ValueError without a GPU or for a wrong input, EngineError for an engine that is for another GPU or needs more memory than
+    there is, Stuck if no query ends in time, and any error that a query raised.
     """
     if why := devices.why_no_gpu():
         raise ValueError(f"times are measured on a GPU only, and no GPU can be used: {why}")
@@ -241,7 +250,7 @@ class Bench:
         self._engine, self._inputs, self._settings, self._progress = engine, inputs, settings, progress
         import cupy
 
-        self._device = cupy.cuda.Device()  # the caller's: each thread has a current one of its own
+        self._device = cupy.cuda.Device()  # the caller's current device: each thread has a current device of its own
         self._start = 0.0
         self._contexts: list[Context] = []
         self._lanes: list[Lane] = []
@@ -249,7 +258,7 @@ class Bench:
 
     def prepare(self) -> None:
         """Makes the contexts, runs the plan once in each, and allocates their pinned memory. Raises Stuck if the first run does
-        not end.
+        not end, EngineError if a context cannot be made.
         """
         attend([self._prepare], signs=self._prepared, patience_s=self._settings.patience_s, what="the first run did not end")
 
@@ -264,6 +273,7 @@ class Bench:
             self._lanes.append(Lane(i, context, self._inputs, self._settings, self._now))
 
     def _prepared(self) -> int:
+        """Returns a count that grows as `prepare` proceeds."""
         return self._compiled + len(self._contexts) + len(self._lanes)
 
     def _count(self, done: int, total: int) -> None:
@@ -275,6 +285,7 @@ class Bench:
         return 1e3 * (time.perf_counter() - self._start)
 
     def measure(self) -> Trace:
+        """Runs the loop, in one thread or in one per stream, and returns the trace. Raises as the function `measure`."""
         settings, gpu = self._settings, self._lanes[0].gpu
         time.sleep(settings.sleep_ms / 1e3)
         with gpu.here():
@@ -294,7 +305,7 @@ class Bench:
             return sum(w.warm_up + w.measured for w in workers)
 
         collects = gc.isenabled()
-        gc.disable()  # it would stop the loop now and then, for longer the more queries are kept
+        gc.disable()  # a garbage collection stops the loop, for longer the more queries are kept
         try:
             runs = [w.run for w in workers]
             interrupted = attend(
@@ -308,6 +319,7 @@ class Bench:
         return Trace(tuple(queries), sum(w.warm_up for w in workers), left_out, interrupted, watch.seen())
 
     def result(self, trace: Trace) -> Measured:
+        """Returns the measurement with this trace, the outputs and the layers that stored infinity or NaN."""
         layers = dict.fromkeys(name for context in self._contexts for name in context.nonfinite())
         return Measured(trace, self._lanes[0].outputs(), tuple(layers))
 

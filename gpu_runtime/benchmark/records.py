@@ -1,5 +1,7 @@
-"""What is measured and how: plain records. Times are in milliseconds unless a name says otherwise: CUDA's events give them so,
-and trtexec's lines and files, which these become, want them so."""
+"""Plain records of a benchmark: its settings, queries, clocks and statistics.
+
+Times are in milliseconds unless a name says otherwise, the unit of CUDA's events and of trtexec's lines and files.
+"""
 
 import math
 from dataclasses import dataclass
@@ -10,15 +12,14 @@ MOST_STREAMS = 64  # each has a context, with weights and activations of its own
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """trtexec's options of the same names, and its defaults where its versions agree. Raises ValueError for a value out of
-    range.
+    """The settings of a benchmark, named as trtexec's options, with trtexec's defaults where its versions agree.
 
     A query is one inference. After `warm_up_ms` of unmeasured queries, queries are measured until each stream has
     `iterations` of them and `duration_s` have passed, both (math.inf: until interrupted). `streams`: contexts that run at
-    once, each on a CUDA stream of its own; `threads`: each in a host thread of its own; `graph`: a CUDA graph runs instead
-    of launches one by one; `transfers`: each query copies inputs to the GPU and outputs from it; `spin`: the host waits
-    busily; `sleep_ms`: wait before the first query; `idle_ms`: wait after each query; `patience_s`: after this time in which
-    no query ended, the GPU counts as stuck.
+    once, each on a CUDA stream of its own; `threads`: each stream has a host thread of its own; `graph`: a CUDA graph runs
+    instead of launches one by one; `transfers`: each query copies inputs to the GPU and outputs from it; `spin`: the host
+    waits busily; `sleep_ms`: wait before the first query; `idle_ms`: wait after each query; `patience_s`: after this time in
+    which no query ended, the GPU counts as stuck. Raises ValueError for a value out of range.
     """
 
     warm_up_ms: float = 200.0
@@ -50,9 +51,10 @@ class Settings:
 class Query(NamedTuple):
     """One inference; all times are milliseconds since the loop began.
 
-    By the host's clock: `begun`, when it began to queue the query; `enqueue_*`, begin and end of queueing its kernels; `ended`,
-    when it saw the query's end. The others are by the GPU's clock, from events on the query's stream; without data transfers,
-    h2d and d2h take no time. The work of one stream runs one after the other.
+    Times by the host's clock: `begun`, when the host began to queue the query; `enqueue_start` and `enqueue_end`, begin and end
+    of queueing the query's kernels; `ended`, when the host saw the query's end. The other times are by the GPU's clock, from
+    events on the query's stream: copies of inputs (h2d) end when the kernels (compute) start, and copies of outputs (d2h) start
+    when these end. Without data transfers, h2d and d2h take no time.
     """
 
     stream: int
@@ -90,9 +92,9 @@ class Query(NamedTuple):
 class Clocks:
     """The GPU's clocks while queries ran, as the management library (NVML) reported them.
 
-    `samples`: how often it was asked; `low_mhz` and `high_mhz`: the lowest and highest SM clock among the samples;
-    `most_mhz`: the largest clock that the GPU has; `held`: (reason for which the clock was held down, number of samples with
-    this reason).
+    `samples`: the number of samples; `low_mhz` and `high_mhz`: the lowest and highest SM clock among them; `most_mhz`: the
+    largest SM clock that the GPU supports; `held`: (reason for which the clock was held down, number of samples with this
+    reason), the most frequent reason first.
     """
 
     samples: int
@@ -106,9 +108,9 @@ class Clocks:
 class Trace:
     """The measured `queries`, in the order in which they began.
 
-    `warm_up`: the number of queries before them, which are not measured; `left_out`: the number of measured queries that are
-    no longer kept, since there are too many; `interrupted`: whether the user stopped the run before it had all that was
-    asked for; `clocks`: the GPU's clocks meanwhile, None where they could not be read.
+    `warm_up`: the number of queries before these, which are not measured; `left_out`: the number of measured queries that are
+    no longer kept, since there are too many; `interrupted`: whether the user stopped the run before the iterations and the
+    duration of its settings; `clocks`: the GPU's clocks meanwhile, None where they could not be read.
     """
 
     queries: tuple[Query, ...]
@@ -122,7 +124,8 @@ class Trace:
 class Statistics:
     """Statistics of a list of times, in milliseconds.
 
-    `percentiles`: in the order in which they were asked for; `variation`: the standard deviation in percent of the mean.
+    `percentiles`: one for each requested percentage, in the order of the request; `variation`: the standard deviation in
+    percent of the mean.
     """
 
     min: float
@@ -137,9 +140,9 @@ class Statistics:
 class Summary:
     """The statistics of one measurement; its times are in milliseconds, except for `wall_s`.
 
-    `queries`: the number of measured queries, `warm_up`: of those before them. `wall_s`: seconds by the host's clock from
-    the moment when the first query began to be queued to the end of the last one. `percents`: which percentiles (0 to 100)
-    each of the five Statistics has, in this order. `throughput`: queries per second of `wall_s`.
+    `queries`: the number of measured queries, `warm_up`: the number of queries before these. `wall_s`: seconds by the host's
+    clock from the moment when the first query began to be queued to the end of the last query. `percents`: the percentages (0
+    to 100) of the `percentiles` that each of the five Statistics has. `throughput`: queries per second of `wall_s`.
     """
 
     queries: int
@@ -165,8 +168,8 @@ class Summary:
 class Predicted:
     """The predicted time of the kernels of one query, in microseconds; no GPU has measured it.
 
-    `low_us` to `high_us`: the range that the prediction's error allows; `label`: the origin of the prediction, which every
-    line that shows the time repeats.
+    `low_us` to `high_us`: the range that the prediction's error allows; `label`: the origin of the prediction, as
+    "predicted(h200)", which every line that shows the time repeats.
     """
 
     us: float

@@ -1,4 +1,4 @@
-"""Statistics of the times of queries and remarks on them: pure functions of lists of numbers, in milliseconds."""
+"""Statistics of the times of queries, and remarks on the statistics: pure functions of lists of times, in milliseconds."""
 
 import math
 import statistics
@@ -9,16 +9,19 @@ from gpu_runtime.benchmark.records import Predicted, Query, Settings, Statistics
 from gpu_runtime.runtime.plan_record import EngineRecord
 from tactics.predict import predict_us, sigma
 
-ENQUEUE_BOUND = 0.8  # of the median compute time: more than this to enqueue, and the GPU may wait for the host (trtexec)
+ENQUEUE_BOUND = 0.8  # enqueue time / compute time, medians: above it the GPU may wait for the host (trtexec)
 UNSTABLE = 1.0  # percent of variation from which compute times count as unstable (trtexec 8.6; later ones: 2.5)
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Returns the smallest of the times (ascending) that at least `percent` of them do not exceed (nearest rank), as trtexec
-    has it.
+    """Returns the smallest of the times (ascending) that at least `percent` of the times do not exceed (nearest rank), as
+    trtexec computes it.
 
     floor((1 - percent / 100) * n) of the n times lie behind it. trtexec's arithmetic in 32 bits is off by one for some n;
     this is exact. Raises ValueError for a percent outside of 0 to 100.
+
+    >>> percentile([1.0, 2.0, 3.0, 4.0], 50), percentile([1.0, 2.0, 3.0, 4.0], 95)
+    (2.0, 4.0)
     """
     if not 0 <= percent <= 100:
         raise ValueError(f"percentile: expected 0 to 100, got {percent:g}")
@@ -27,7 +30,10 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def of_times(times: Sequence[float], percents: Sequence[float] = ()) -> Statistics:
-    """Returns the statistics of one or more times; `variation` is 0 if the mean is 0. Raises ValueError without a time."""
+    """Returns the statistics of one or more times in milliseconds, with a percentile for each of `percents`, 0 to 100.
+
+    `variation` is 0 if the mean is 0. Raises ValueError without a time.
+    """
     if not times:
         raise ValueError("expected at least one time, got none")
     ordered, mean = sorted(times), statistics.fmean(times)
@@ -37,8 +43,8 @@ def of_times(times: Sequence[float], percents: Sequence[float] = ()) -> Statisti
 
 
 def summarize(trace: Trace, percents: Sequence[float] = (90, 95, 99)) -> Summary:
-    """Returns the statistics of all measured queries. `percents`: the percentiles to compute. Raises ValueError if no query was
-    measured.
+    """Returns the statistics of all measured queries. `percents`: the percentages, 0 to 100, of the percentiles to compute.
+    Raises ValueError if no query was measured.
     """
     queries = trace.queries
     if not queries:
@@ -58,7 +64,7 @@ def averages(queries: Sequence[Query], runs: int) -> list[tuple[float, ...]]:
 
 
 def remarks(found: Summary, settings: Settings) -> list[str]:
-    """Returns warnings, a sentence each, in the cases in which trtexec warns."""
+    """Returns warnings, a sentence each, in the cases in which trtexec warns, and one on the latency of several streams."""
     notes, compute = [], found.compute.median
     if found.enqueue.median > ENQUEUE_BOUND * compute:
         cure = (
@@ -85,7 +91,7 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
 def predicted(record: EngineRecord) -> Predicted:
     """Returns the predicted time of the kernels of one query, the sum over the layers.
 
-    For an engine whose times were measured the predictions are made now, else they are the engine's own.
+    If the engine's times were measured, the time of each layer is predicted now; else the time is the engine's own prediction.
     """
     device, pairs = record.device, [(e.problem, e.tactic) for e in record.plan.layers if e.problem and e.tactic]
     times = [predict_us(problem, tactic, device) for problem, tactic in pairs]

@@ -1,4 +1,4 @@
-"""Measured or predicted times as text and as files: trtexec's lines and its JSON."""
+"""Measured or predicted times as text and as files, in the form of trtexec's lines and JSON."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +26,7 @@ EXPLANATIONS = (
 
 
 def title(settings: Settings) -> str:
-    """Returns the words for how queries run, as a part of a sentence: streams, threads, CUDA graph, copies."""
+    """Returns the settings of a benchmark as a part of a sentence: streams, threads, CUDA graph, copies."""
     streams = "1 stream" if settings.streams == 1 else f"{settings.streams} streams"
     streams += ", a host thread each" if settings.threads and settings.streams > 1 else ""
     graph = "a CUDA graph" if settings.graph else "launches one by one (--noCudaGraph)"
@@ -35,6 +35,7 @@ def title(settings: Settings) -> str:
 
 
 def statistics_text(found: Statistics, percents: Sequence[float]) -> str:
+    """Returns statistics as trtexec prints them, in ms. `percents`: the percentages of `found.percentiles`."""
     parts = [f"{name} = {ms:.4f} ms" for name, ms in (("min", found.min), ("max", found.max), ("mean", found.mean))]
     parts.append(f"median = {found.median:.4f} ms")
     parts += [f"percentile({p:g}%) = {ms:.4f} ms" for p, ms in zip(percents, found.percentiles, strict=True)]
@@ -46,8 +47,8 @@ def text(
 ) -> str:
     """Returns trtexec's block of text; its lines are not folded, since programs read them.
 
-    `runs`: adds lines with the means of each `runs` consecutive queries; None: no such lines. `verbose`: explains each line.
-    `emulated`: a driver ran whose clock is not real.
+    `runs`: adds lines with the mean times of each `runs` consecutive queries; None: no such lines. `verbose`: explains each
+    line. `emulated`: the driver was emulated, so its times are no GPU's.
     """
     lines = [
         f"Warmup completed {found.warm_up} queries over {settings.warm_up_ms:g} ms",
@@ -87,6 +88,7 @@ def text(
 
 
 def clocks_text(clocks: Clocks) -> str:
+    """Returns the sentence that the GPU's clock was held down, with the reasons and the range of the clock."""
     why = ", ".join(f"{reason} in {count} of {clocks.samples} samples" for reason, count in clocks.held)
     low = f"{clocks.low_mhz} to {clocks.high_mhz}" if clocks.low_mhz < clocks.high_mhz else str(clocks.low_mhz)
     return f"The GPU's clock was held down while this was measured ({why}): {low} MHz of at most {clocks.most_mhz}"
@@ -129,8 +131,8 @@ def times_json(trace: Trace) -> list[dict[str, float]]:
 
 
 def outputs_json(outputs: Mapping[str, np.ndarray]) -> list[dict[str, object]]:
-    """Returns trtexec's --exportOutput: the values of each output in C order. Infinity and NaN are as Python's json writes
-    them.
+    """Returns trtexec's --exportOutput: name, dimensions and values in C order of each output. Python's json writes infinity
+    and NaN in them as Infinity and NaN.
     """
     return [{"name": name, "dimensions": _dims(a), "values": a.reshape(-1).tolist()} for name, a in outputs.items()]
 

@@ -1,4 +1,6 @@
-"""`gpu-runtime bench ENGINE`: how long inferences take, with trtexec's options and in its words; `build` has them too."""
+"""`gpu-runtime bench ENGINE`: the times of an engine's inferences, with trtexec's options and in trtexec's words; `build` times
+inferences with the same options.
+"""
 
 import math
 import shlex
@@ -27,7 +29,7 @@ from gpu_runtime.explain.points import at_text
 from gpu_runtime.progress import Progress, compiling
 from tactics.measure.timing import is_emulated
 
-PROFILE_RUNS = 20  # of --dumpProfile, without --iterations
+PROFILE_RUNS = 20  # iterations of --dumpProfile without --iterations
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,11 @@ def bench_command(asked: Asked) -> None:
 
 
 def load_engine(name: str, device: str | None, progress: ProgressLine, shown: str, allow_cubins: bool = False) -> Engine:
-    """Returns the engine in a file. `device`: the number of a GPU, the only one that this process sees from now on; None:
-    all.
+    """Returns the engine in the file `name`.
 
-    `shown`: the text of --shapes, the sizes whose plan is shown. Raises UsageError for a device that is no number of a GPU
-    here.
+    `device`: the number of the only GPU that this process sees from now on; None: it sees all. `shown`: the value of --shapes,
+    the sizes whose plan is shown; `allow_cubins`: machine code in the file may run. Raises UsageError for a device that is no
+    number of a GPU of this machine, ValueError for a file that is no engine.
     """
     try:
         if device is not None and not device.isdecimal():
@@ -89,8 +91,8 @@ def time_engine(
 ) -> None:
     """Times inferences of the engine, prints the results and writes the files.
 
-    `name`: the engine's name for messages; `paths`: option -> the file to write for it; `verbose`: each line is explained.
-    Raises ValueError without a GPU.
+    `name`: the engine's name for messages; `paths`: option -> the file to write for it; `verbose`: explains each line. After
+    Ctrl-C it ends the command with exit code INTERRUPTED, unless the duration is unlimited. Raises ValueError without a GPU.
     """
     if why := devices.why_no_gpu():
         cure = f"gpu-runtime bench {shlex.quote(name)} --predict prints the predicted time"
@@ -120,7 +122,10 @@ def time_engine(
 
 
 def layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
-    """Returns the measured time of each layer in microseconds per iteration; None for an engine with predicted times."""
+    """Runs the engine and returns times[iteration][layer], in microseconds; None for an engine with predicted times.
+
+    The number of iterations is --iterations or else PROFILE_RUNS; inputs are as --loadInputs says.
+    """
     if engine.record.timing.is_predicted:
         return None
     iterations = wanted.settings.iterations if "--iterations" in wanted.typed else PROFILE_RUNS
@@ -131,6 +136,7 @@ def layer_times(engine: Engine, wanted: Wanted) -> list[list[float]] | None:
 def _measured(
     engine: Engine, arrays: Mapping[str, Any], wanted: Wanted, progress: ProgressLine, begins: Callable[[], None]
 ) -> Measured:
+    """Times inferences as `measure` does; ends the process if the GPU is stuck, or at Ctrl-C before the first query."""
     try:
         return measure(engine, arrays, wanted.settings, progress=compiling(progress), begins=begins)
     except Stuck as e:

@@ -1,4 +1,6 @@
-"""`build-engine MODEL -o ENGINE`: plan, explain, write, and on a GPU time inferences; `--loadEngine=ENGINE`: only that."""
+"""`build-engine MODEL -o ENGINE`: plans, explains and writes an engine, and on a GPU times its inferences; with
+`--loadEngine=ENGINE` it only times inferences of that engine.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +179,9 @@ class Asked:
 
     @property
     def sizes(self) -> Any:
-        """Returns the argument `shapes` of `build`, from --shapes, trtexec's options of a range, or several profiles."""
+        """The argument `shapes` of `build`, from --shapes, from --minShapes, --optShapes and --maxShapes, or from --profile.
+        Raises UsageError.
+        """
         if several := click.get_current_context().meta.get(PROFILES):
             return [shapes_of(texts) for texts in several]
         texts = {"--shapes": self.shapes, "--minShapes": self.min_shapes, "--optShapes": self.opt_shapes}
@@ -185,14 +189,14 @@ class Asked:
 
     @property
     def cache(self) -> str | Literal[False] | None:
-        """The argument `timing_cache` of `build`: a file, None for the default one, False for none. Raises UsageError."""
+        """The argument `timing_cache` of `build`: a file, None for the default file, False for no file. Raises UsageError."""
         if self.no_cache and (self.timing_cache or self.only_cached_times):
             raise click.UsageError("--noBuilderCache reads and writes no timing cache: leave it out, or the options of one")
         return self.timing_cache if not self.no_cache else False
 
     @property
     def precisions(self) -> dict[str, str]:
-        """Returns the argument `precisions` of `build`, by node; {} with --precisionConstraints=none. Raises UsageError."""
+        """The argument `precisions` of `build`, by node; {} with --precisionConstraints=none. Raises UsageError."""
         found = options.parse_precisions({"--layerPrecisions": self.layer_precisions, "--layerOutputTypes": self.layer_types})
         if found and self.constraints == "none":
             say("ignored: --layerPrecisions and --layerOutputTypes, as --precisionConstraints=none asks", err=True)
@@ -200,13 +204,13 @@ class Asked:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """`build`'s arguments that the options decide. Raises UsageError."""
+        """The arguments of `build` that follow from the options alone, by name. Raises UsageError."""
         same = {name: getattr(self, name) for name in ALIKE}
         return same | parse_pools(self.pools) | {"shapes": self.sizes, "timing_cache": self.cache}
 
     @property
     def exports(self) -> dict[str, str | None]:
-        """Returns option -> the file on the engine's layers that it asks for, None where it is not given."""
+        """Option for information on the engine's layers -> the file to write, None where the option is not given."""
         layers = {"--exportProfile": self.export_profile, "--exportLayerInfo": self.export_layers}
         return layers | {options.TRACE: self.export_trace}
 
@@ -234,7 +238,7 @@ def build_command(asked: Asked) -> None:
     sources = [source, *([asked.calibration] if asked.calibration else []), *wanted.sources]
     paths = check_targets(targets | own | wanted.targets, sources, WRITES)
     progress = listening(asked.verbose)
-    import gpu_runtime.building.build  # noqa: F401  # where the extra that it needs is missing, nothing else is said
+    import gpu_runtime.building.build  # noqa: F401  # without the extra `build` this raises before any other message
     from gpu_runtime import engine as engines
     from gpu_runtime.building import target as targeted
     from gpu_runtime.commands import bench, reading
@@ -280,7 +284,8 @@ def build_command(asked: Asked) -> None:
 def _built(asked: Asked, source: str, arguments: Mapping[str, Any], progress: ProgressLine, pruned: io.BytesIO) -> Engine:
     """Builds the engine and returns it; the first Ctrl-C only ends the timing of tactics.
 
-    `arguments`: of pipeline.build; `pruned`: gets the pruned model.
+    `source`: the model's file; `arguments`: of pipeline.build, by name; `pruned`: the pruned model is written to it if
+    --savePruned is given.
     """
     from gpu_runtime import pipeline
     from gpu_runtime.building.options import deadline
@@ -299,14 +304,14 @@ def _built(asked: Asked, source: str, arguments: Mapping[str, Any], progress: Pr
 def _tell(record: EngineRecord, asked: Asked, times: list[list[float]] | None, others: int | None = None) -> None:
     """Prints the log of a build and the information on layers that options ask for.
 
-    `times`: measured times of layers, None for the plan's own; `others`: the number of the log's lines that other code
-    prints, None for an engine that was built before.
+    `times[iteration][layer]`: measured times in microseconds, None for the plan's own times; `others`: the number of the log's
+    lines that other code prints, None for an engine that was built before.
     """
     from gpu_runtime.explain import layer_info, log, report, wording
 
     if asked.dump_layers or (asked.verbose and others is not None):
         say(report.plan_text(record))
-    if others is not None:  # and an empty line
+    if others is not None:  # the log's lines, these others and an empty line fit on one screen
         short = partial(log.log_text, record, columns(), log.most_lines(record) - others - 1)
         say(wording.sparsity_text(record) if asked.verbose else short())
     if asked.dump_profile:
@@ -317,7 +322,9 @@ def _tell(record: EngineRecord, asked: Asked, times: list[list[float]] | None, o
 
 
 def _loaded(asked: Asked, name: str) -> None:
-    """Handles --loadEngine: prints the layers of an engine that was built before, and times its inferences."""
+    """Handles --loadEngine: prints the layers of the engine in the file `name`, and times its inferences. Raises UsageError for
+    options that need a build.
+    """
     from gpu_runtime.commands import bench
 
     wanted = asked.wanted
@@ -340,14 +347,18 @@ def _loaded(asked: Asked, name: str) -> None:
 
 
 def _source(model: str | None, onnx: str | None) -> str:
-    """Returns the model's file, given as the argument or with --onnx. Raises UsageError unless it is given once."""
+    """Returns the model's file, given as the argument (`model`) or with --onnx. Raises UsageError unless it is given once."""
     if (model is None) == (onnx is None):
         raise click.UsageError("give the model once: as the argument, or with --onnx=FILE")
     return model or onnx or ""
 
 
 def _target(device: str | None, ray: str | None) -> tuple[Device, Spread | None]:
-    """Returns (the GPU that is planned for, the Ray cluster of such GPUs that times tactics, or None)."""
+    """Returns (the GPU that is planned for, the Ray cluster of such GPUs that times tactics, or None).
+
+    `device`, `ray`: the values of --device and --ray, None where they are not given. Raises UsageError for an unknown device,
+    or if both are given.
+    """
     from gpu_runtime.building import options, target
 
     if ray is not None:

@@ -1,4 +1,4 @@
-"""`gpu-runtime cache list|merge|prune`: files of measured times."""
+"""`gpu-runtime cache list|merge|prune`: counts, joins and shortens timing caches, which are files of measured times."""
 
 from __future__ import annotations
 
@@ -94,9 +94,10 @@ def prune_command(names: tuple[str, ...], days: int | None) -> None:
 
 
 def _kept(name: str, data: bytes, since: float, days: int | None) -> tuple[bytes, str]:
-    """Returns (the lines of a cache file that stay, a sentence on the lines that are dropped).
+    """Returns (the lines of a cache file that stay, a sentence with the number of lines that stay and of those dropped).
 
-    `since`: a time; older lines are dropped. `days`: the age that it stands for, None without a limit.
+    `name`, `data`: the file and its content; `since`: in seconds since 1970, older measurements are dropped; `days`: the same
+    limit as an age, None without a limit.
     """
     lines = _lines(name, data)
     why = {key: _why_dropped(key) for key in lines}
@@ -111,7 +112,7 @@ def _kept(name: str, data: bytes, since: float, days: int | None) -> tuple[bytes
 
 
 def _why_dropped(key: Key) -> str:
-    """Returns why no build on this machine reads a measurement, "" if one does."""
+    """Returns why no build on this machine reads the measurement with this key; "" if builds read it."""
     if not key.policy.startswith(cache.POLICY):
         return "of another policy"
     if _source(key.tactic) not in (key.source, None):
@@ -127,6 +128,7 @@ def _read(name: str) -> bytes:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
+    """A context in which errors of opening or reading the file `name` become ValueError with the cure."""
     try:
         yield
     except FileNotFoundError:
@@ -136,7 +138,9 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def _lines(name: str, data: bytes) -> dict[Key, bytes]:
-    """Returns key -> its last line in a cache file. Raises ValueError for a file that is no cache."""
+    """Returns key -> its last line in a cache file. `data`: the content of the file `name`. Raises ValueError for a file that
+    is no timing cache.
+    """
     try:
         return cache.whole_lines(data)
     except ValueError as e:
@@ -144,10 +148,9 @@ def _lines(name: str, data: bytes) -> dict[Key, bytes]:
 
 
 def _source(tactic: str) -> str | None:
-    """Returns the hash of the present sources of a tactic's kernel, as keys have it; of all kernels for the times of a whole
-    network.
+    """Returns the hash of the present sources of a tactic's kernel, as keys have it; None if the compiler is not installed.
 
-    None if the compiler is not installed.
+    `tactic`: its name; for another text, the key of the time of a whole network, the hash is of all kernels' sources.
     """
     try:
         return cache.source_key(Tactic.parse(tactic).kernel)
@@ -159,5 +162,5 @@ def _source(tactic: str) -> str | None:
 
 @lru_cache(maxsize=1)
 def this_gpu() -> str:
-    """Returns this machine's GPU and driver as keys have them; "" without a GPU."""
+    """Returns this machine's GPU and driver as keys have them, joined by "|"; "" without a GPU."""
     return f"{devices.current().key}|{driver_version()}" if devices.has_gpu() else ""

@@ -1,4 +1,4 @@
-"""`gpu-runtime compare MODEL ENGINE`: whether the engine computes what its model does, by onnxruntime."""
+"""`gpu-runtime compare MODEL ENGINE`: an engine's outputs compared with its model's in onnxruntime."""
 
 import warnings
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def compare_command(asked: Asked) -> None:
     loaded = opened(asked.engine, asked.allow_cubins, asked.shown)
     progress = listening()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of values that are not finite, which are counted here
+        warnings.simplefilter("ignore", RuntimeWarning)  # on values that are not finite, which the comparison shows
         found = compare.compare(
             asked.model,
             loaded,

@@ -1,4 +1,4 @@
-"""What commands print, and the JSON that they print or write."""
+"""Printing by commands: text and JSON on stdout, messages on stderr, and exit codes."""
 
 import errno
 import json
@@ -14,16 +14,16 @@ import click
 
 from gpu_runtime.text import printable
 
-WIDTH, LEAST_WIDTH = 120, 40  # columns of what is no terminal; fewer than the second are taken for as many
+WIDTH, LEAST_WIDTH = 120, 40  # columns without a terminal, and least columns that are assumed for a terminal
 NOT_PASSED, INTERRUPTED = 5, 130  # exit codes
 QUIET = threading.Event()  # set by --quiet: only errors and warnings are printed
-OUTPUT = threading.RLock()  # held by who writes
-DRAWN: list[Callable[[], None]] = []  # what clears a line that a thread draws again and again
-UNWRITTEN: list[OSError] = []  # why stdout took no more: nothing is printed to it after the first
+OUTPUT = threading.RLock()  # held by the thread that writes
+DRAWN: list[Callable[[], None]] = []  # functions that clear a line which a thread draws again and again
+UNWRITTEN: list[OSError] = []  # errors of writing to stdout: nothing is printed to it after the first
 
 
 def is_terminal() -> bool:
-    """Returns whether a person reads stdout: it is a terminal, or COLUMNS is set."""
+    """Returns whether stdout counts as a terminal: it is one, or the environment has COLUMNS."""
     return "COLUMNS" in os.environ or sys.stdout.isatty()
 
 
@@ -33,9 +33,9 @@ def columns() -> int:
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
-    """Prints a text, which may contain names from files: no character of it commands the terminal.
+    """Prints a text. It may contain names from files: characters that control a terminal are replaced.
 
-    `err`: to stderr instead of stdout; `nl`: a newline follows.
+    `err`: to stderr instead of stdout; `nl`: a newline follows. With --quiet, and after stdout failed, only stderr is written.
     """
     if (QUIET.is_set() or UNWRITTEN) and not err:
         return
@@ -44,7 +44,7 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
             clear()
         try:
             click.echo(printable(text, keep="\n"), err=err, nl=nl)
-        except OSError as e:  # nobody reads any more, or no space is left: what the command is for goes on
+        except OSError as e:  # the reader is gone, or no space is left: the command goes on and writes its files
             if not err:
                 UNWRITTEN.append(e)
                 _discard_stdout()
@@ -52,18 +52,22 @@ def say(text: str, err: bool = False, nl: bool = True) -> None:
 
 def _discard_stdout() -> None:
     """Redirects stdout to nothing, so that buffered text does not fail again when the process ends."""
-    with suppress(OSError):  # a stream of a test is no file
+    with suppress(OSError):  # in a test, stdout may have no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def stdout_problem() -> str:
-    """Returns why not everything could be printed, "" if it was, or if the reader of a pipe (such as `head`) closed it."""
+    """Returns the error that kept text from stdout; "" if all text was printed, or if the reader of a pipe (such as `head`)
+    closed it.
+    """
     found = [e for e in UNWRITTEN if e.errno != errno.EPIPE]
     return f"standard output cannot be written: {found[0].strerror}" if found else ""
 
 
 def answer(as_json: bool, data: Callable[[], object], text: Callable[[], str]) -> None:
-    """Prints `data` as one JSON document if `as_json`, else `text`, which ends with a newline."""
+    """Prints the result of a command: what `data` returns as one JSON document if `as_json`, else the text that `text` returns,
+    which ends with a newline.
+    """
     say(json.dumps(data(), indent=1) if as_json else text(), nl=as_json)
 
 
@@ -75,7 +79,7 @@ def end_now(code: int, text: str) -> NoReturn:
 
 
 def nonfinite_text(layers: Sequence[str]) -> str:
-    """Returns the sentence on layers that wrote infinite values or NaN although inputs are finite, with the cure."""
+    """Returns the sentence, with the cure, on these layers, which wrote infinite values or NaN although inputs are finite."""
     text = f"{len(layers)} layers wrote infinite values or NaN (FP16's maximum is 65504): {', '.join(layers)}"
     return f"{text}; build with --calibration=FILE.npz of typical inputs, which scales such tensors or stores them in FP32"
 
@@ -86,4 +90,5 @@ def not_passed() -> NoReturn:
 
 
 def json_bytes(data: object) -> bytes:
+    """Returns the bytes of a JSON file, which ends with a newline."""
     return (json.dumps(data, indent=1) + "\n").encode()

@@ -1,4 +1,4 @@
-"""`gpu-runtime doctor`: whether this machine's GPU computes what it should, and how fast."""
+"""`gpu-runtime doctor`: the correctness and speed of this machine's GPU."""
 
 import click
 
@@ -44,7 +44,7 @@ def doctor_command(emulate: str | None, kernels: str, limit_s: int, as_json: boo
         found = examine.examine(planned, emulated=bool(emulate), kernels=names, limit_s=limit_s, progress=progress)
     except KeyboardInterrupt:
         progress.end()
-        end_now(INTERRUPTED, f"interrupted: {written()}; no verdict")  # the orderly end would wait for kernels that compile
+        end_now(INTERRUPTED, f"interrupted: {written()}; no verdict")  # an orderly end waits for threads that compile
     progress.end()
     data = wording.data(found)
     write_all({path: json_bytes(data) for path in paths.values()})

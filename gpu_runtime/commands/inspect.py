@@ -1,5 +1,6 @@
-"""`gpu-runtime inspect FILE`: the contents of an engine, or of an ONNX model; `inspect-sparsity MODEL`: whether weights are
-2:4, and where that pays; `explain ENGINE`: why each layer runs as it does, and what if it did not; `report`: that as a page."""
+"""Four commands that show an engine or a model: `gpu-runtime inspect FILE`, the contents of an engine or of an ONNX model;
+`inspect-sparsity MODEL`, which weights are 2:4, and the time that 2:4 saves; `explain ENGINE`, the reasons for each layer's
+tactic, and the plan with other tactics; `report ENGINE`, plan and reasons as a page."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -53,7 +54,7 @@ def inspect_command(asked: Asked) -> None:
     try:
         head = file_kinds.head_of(file)
     except (OSError, ValueError):
-        head = None  # reading it as what it is called says why
+        head = None  # the reader for its suffix raises an error with the reason
     if file_kinds.is_engine(head) or file_kinds.recognized(head) if head else not file.endswith(".onnx"):
         return _engine(asked)
     from gpu_runtime.explain import model_info
@@ -74,6 +75,9 @@ def inspect_command(asked: Asked) -> None:
 
 
 def _engine(asked: Asked) -> None:
+    """Shows the contents of an engine and writes the requested files. Raises UsageError for --onnx without --exportOnnx, or the
+    reverse.
+    """
     wanted, model = {options.TRACE: asked.export_trace, options.ONNX: asked.export_onnx}, asked.onnx
     if bool(model) != bool(asked.export_onnx):
         raise click.UsageError(f"{options.ONNX} and --onnx go together: an engine does not hold the model it was built from")

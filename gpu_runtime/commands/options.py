@@ -1,4 +1,7 @@
-"""Options of several commands, and texts of options as values: sizes, pools, NAME=VALUE; these raise UsageError."""
+"""The options that several commands have, records of options, and parsers of options' texts: sizes, pools, NAME=VALUE.
+
+A parser raises click's UsageError, with the form that it expects, for a wrong text.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,14 @@ if TYPE_CHECKING:
 
 
 def given(decorator: Callable[..., Any]) -> Any:
-    """Returns a field of a record of options, which is passed to the command by this decorator of click's."""
+    """Returns a field of a record of options for an option that this decorator of click's defines."""
     return field(metadata={"click": lambda _, **__: decorator})
 
 
 def argument(**settings: Any) -> Any:
-    """Returns a field of a record of options for an argument, a file given without an option. `settings`: click's."""
+    """Returns a field of a record of options for an argument, a file without an option's name before it. `settings`: as for
+    click.argument.
+    """
     return field(metadata={"click": partial(click.argument, type=click.Path(), **settings)})
 
 
@@ -35,12 +40,16 @@ def flag(*names: str, **settings: Any) -> Any:
 
 
 def part(record: type, **settings: Any) -> Any:
-    """Returns a field of a record of options that holds a record of further options, each with these settings of click's."""
+    """Returns a field of a record of options that holds another `record` of options. `settings`: of click.option, for each of
+    them.
+    """
     return field(metadata={"part": record, "settings": settings})
 
 
 def gathered(record: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Returns a decorator for a command whose arguments and options are the fields of `record`; the command gets the record."""
+    """Returns a decorator for a command whose arguments and options are the fields of `record`, a class of `argument`, `flag`,
+    `given` and `part`; the command is called with one argument, the filled record.
+    """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
@@ -53,6 +62,7 @@ def gathered(record: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def _decorated(record: type, command: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    """Returns the command with the fields of `record`, and of records within it, as its click parameters, in their order."""
     for one in reversed(fields(record)):
         if inner := one.metadata.get("part"):
             command = _decorated(inner, command, **one.metadata["settings"])
@@ -62,14 +72,15 @@ def _decorated(record: type, command: Callable[..., Any], **settings: Any) -> Ca
 
 
 def _filled(record: type, values: Mapping[str, Any]) -> Any:
+    """Returns an instance of `record`, with the records within it, from the values of click's parameters by name."""
     parts = ((one.name, one.metadata.get("part")) for one in fields(record))
     return record(**{name: _filled(inner, values) if inner else values[name] for name, inner in parts})
 
 
 def typed(*names: str) -> dict[str, str]:
-    """Returns parameter -> the option or argument as users type it, for each that the command line contains.
+    """Returns parameter -> the option or argument as users type it, for each parameter that the command line contains.
 
-    `names`: only these parameters; without names all of them.
+    `names`: the parameters to look for; without names all.
     """
     context = click.get_current_context()
     return {
@@ -135,7 +146,11 @@ def labels_option(arrays: str) -> Any:
 
 
 def parse_shapes(text: str, option: str = "--shapes") -> dict[str, tuple[int, ...]]:
-    """`x:1x3x224x224,y:1x10` -> {"x": (1, 3, 224, 224), "y": (1, 10)}. Raises UsageError."""
+    """Returns the shapes in a text, by input. `option`: for messages. Raises UsageError.
+
+    >>> parse_shapes("x:1x3x224x224,y:1x10")
+    {'x': (1, 3, 224, 224), 'y': (1, 10)}
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for item in text.split(",") if text else ():
         name, _, dims = item.rpartition(":")
@@ -154,10 +169,10 @@ SIZES = ("--shapes", "--minShapes", "--optShapes", "--maxShapes")
 
 
 def profiles(args: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """Returns (a command's arguments without --profile=N and the sizes behind each, the sizes as {option: text} in the order
-    of N).
+    """Returns (a command's arguments without --profile=N and the sizes behind it, for each N in order these sizes as
+    {option: text}).
 
-    --profile is trtexec's. Raises UsageError.
+    --profile is an option of trtexec. Raises UsageError for other numbers than 0, 1, ..., each once, or sizes before the first.
 
     >>> profiles(["m.onnx", "--profile=0", "--shapes=x:1x8", "--fp16", "--profile=1", "--shapes", "x:1x9"])
     (['m.onnx', '--fp16'], [{'--shapes': 'x:1x8'}, {'--shapes': 'x:1x9'}])
@@ -188,8 +203,11 @@ def shapes_of(texts: Mapping[str, str]) -> dict[str, Any]:
     """Returns the argument `shapes` of `build` for the texts of --shapes, and of trtexec's --minShapes, --optShapes and
     --maxShapes.
 
-    `texts`: option -> its text. --optShapes without the other two means --shapes, as in trtexec. Raises UsageError if only
-    some of the three are given.
+    `texts`: option -> its text. The result is input -> its shape, or (smallest, shown, largest) for a range of batches.
+    --optShapes without the other two means --shapes, as in trtexec. Raises UsageError if only some of the three are given.
+
+    >>> shapes_of({"--minShapes": "x:1x8", "--optShapes": "x:4x8", "--maxShapes": "x:9x8"})
+    {'x': ((1, 8), (4, 8), (9, 8))}
     """
     exact, low, opt, high = (parse_shapes(texts.get(option, ""), option) for option in SIZES)
     found: dict[str, Any] = {}
@@ -214,12 +232,21 @@ shown_at = click.option(
 
 
 def sizes_of(text: str) -> int | dict[str, tuple[int, ...]]:
-    """Returns the batch or the shapes that --shapes asks for, as Engine.at takes them. Raises UsageError."""
+    """Returns the value of --shapes as Engine.at takes it: a batch for a number, else shapes by input. Raises UsageError.
+
+    >>> sizes_of("8"), sizes_of("x:8x10")
+    (8, {'x': (8, 10)})
+    """
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text) else parse_shapes(text)
 
 
 def parse_pools(texts: Iterable[str]) -> dict[str, int]:
-    """`workspace:64` (MiB), `activations:1.5G,workspace:512K` -> bytes by name, as `build` takes them. Raises UsageError."""
+    """Returns pool -> its limit in bytes, as `build` takes it, from the values of --memPoolSize; numbers without a unit are
+    MiB. Raises UsageError.
+
+    >>> parse_pools(["activations:1.5G,workspace:512K"]), parse_pools(["workspace:64"])
+    ({'activations': 1610612736, 'workspace': 524288}, {'workspace': 67108864})
+    """
     pools: dict[str, int] = {}
     for text in (part for given in texts if given for part in given.split(",")):
         found = re.fullmatch(r"(workspace|activations):([0-9]{1,19}(?:\.[0-9]{1,19})?)(B|K|M|G)?(?:i?B)?", text, re.I)
@@ -234,7 +261,7 @@ def parse_pools(texts: Iterable[str]) -> dict[str, int]:
     return pools
 
 
-# Option -> the types that it takes, and what each means to `build`'s `precisions`.
+# Option -> (type that it takes -> value of `build`'s argument `precisions`).
 PRECISIONS = {
     "--layerPrecisions": {"fp32": "fp32", "fp16": "fp16"},
     "--layerOutputTypes": {"fp32": "fp32_output", "fp16": "fp16"},
@@ -242,9 +269,12 @@ PRECISIONS = {
 
 
 def parse_precisions(texts: Mapping[str, str | None]) -> dict[str, str]:
-    """Returns the argument `precisions` of `build` for the text of each option. Raises UsageError.
+    """Returns the argument `precisions` of `build`, by node, for the text of each option. Raises UsageError.
 
-    For a name in both options, --layerPrecisions counts.
+    If a node is fp32 in both options, --layerPrecisions counts.
+
+    >>> parse_precisions({"--layerPrecisions": "conv1:fp32", "--layerOutputTypes": "conv1:fp32,fc:fp32"})
+    {'conv1': 'fp32', 'fc': 'fp32_output'}
     """
     found: dict[str, str] = {}
     for option, text in texts.items():
@@ -262,7 +292,9 @@ def parse_precisions(texts: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def checked_device(name: str | None, *others: str) -> str | None:
-    """Returns the name of a known GPU, None for None, or `name` if it is among `others`. Raises UsageError for other names."""
+    """Returns the name of a GPU as tables have it; None for None, and `name` if it is among `others`. Raises UsageError for the
+    name of no known GPU.
+    """
     try:
         return name if name is None or name in others else devices.named(name).name
     except ValueError as e:
@@ -272,10 +304,10 @@ def checked_device(name: str | None, *others: str) -> str | None:
 def named(
     option: str, items: Iterable[str], expected: str, split: Callable[[str, str], tuple[str, str, str]]
 ) -> dict[str, str]:
-    """Parses texts NAME=VALUE into {NAME: VALUE}. Raises UsageError.
+    """Parses the values NAME=VALUE of an option into {NAME: VALUE}. Raises UsageError.
 
-    `expected`: the form of a text, for messages; `split`: str.partition if values may contain an equals sign, str.rpartition
-    if names may.
+    `expected`: the form of a value, for messages; `split`: str.partition if VALUE may contain an equals sign, str.rpartition if
+    NAME may.
     """
     found: dict[str, str] = {}
     for item in items:
@@ -310,10 +342,10 @@ onnx_option = click.option(
 def exported(
     engine: Engine, model: str | None, times: Sequence[Sequence[float]] | None = None, verbosity: str = "detailed"
 ) -> dict[str, Callable[[], bytes]]:
-    """Returns option -> a function that returns the bytes of its file.
+    """Returns option -> a function that returns the bytes of its file, for options that describe an engine's layers.
 
-    `model`: the ONNX file that the engine was built from; `times`: measured times per layer, None for the plan's own;
-    `verbosity`: the value of --profilingVerbosity.
+    `model`: the ONNX file that the engine was built from; `times[iteration][layer]`: measured times in microseconds, None for
+    the plan's own times; `verbosity`: the value of --profilingVerbosity.
     """
     from gpu_runtime.explain import layer_info
     from gpu_runtime.report import notes

@@ -1,4 +1,4 @@
-"""`gpu-runtime plan MODEL --devices`: one model on several GPUs, and at several batches."""
+"""`gpu-runtime plan MODEL --devices=NAMES`: the plans of one model for several GPUs, and for several batches."""
 
 from dataclasses import dataclass
 
@@ -62,7 +62,9 @@ def plan_command(asked: Asked) -> None:
 
 
 def parse_batches(text: str | None) -> tuple[int, ...]:
-    """Returns the batches of --batches, each once, in the order given; () for None. Raises UsageError."""
+    """Returns the batches in the value of --batches, each once, in their order; () for None. Raises UsageError for other texts
+    than whole numbers from 1 on with commas.
+    """
     if text is None:
         return ()
     words = [word.strip() for word in text.split(",")]

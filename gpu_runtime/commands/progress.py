@@ -1,4 +1,6 @@
-"""Progress on stderr, after the first second: on a terminal one line that is drawn again, else a line every few seconds."""
+"""Progress of a command on stderr, after its first second: on a terminal one line that is drawn again and again, else a line
+every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,20 @@ from gpu_runtime.text import printable
 if TYPE_CHECKING:
     from gpu_runtime.progress import Listener
 
-FIRST_S = 1.0  # nothing is shown of what takes less
-BETWEEN_S = 4.0  # between two lines where there is no terminal
-TICK_S = 0.2
-MARK = "["  # what all lines begin with: "[12 s] "
+FIRST_S = 1.0  # seconds without progress lines; a shorter command shows none
+BETWEEN_S = 4.0  # seconds between two lines where there is no terminal
+TICK_S = 0.2  # seconds between two looks at the clock
+MARK = "["  # the first character of all lines: "[12 s] "
 
 
-TUNING = ("tune", "wait", "time", "plan", "compile")  # stages between which a build goes to and fro while it times tactics
+TUNING = ("tune", "wait", "time", "plan", "compile")  # stages that alternate while a build times tactics
 
 
 class ProgressLine:
-    """A listener that shows progress on stderr while its `with` block lasts, also while no news arrives.
+    """A listener that shows the progress of a command on `stream`, stderr by default, while its `with` block lasts, also while
+    it is not called.
 
-    `verbose`: each news becomes a line at once. `clock`: returns seconds; tests pass one of their own and call `tick`
-    themselves.
+    `verbose`: each call adds a line at once. `clock`: returns seconds; tests pass a clock of their own and call `tick`.
     """
 
     def __init__(self, *, verbose: bool = False, clock: Callable[[], float] = time.monotonic, stream: TextIO | None = None):
@@ -43,9 +45,9 @@ class ProgressLine:
         self._verbose, self._clock = verbose, clock
         self._redrawn = self._stream.isatty() and os.environ.get("TERM") != "dumb" and not verbose
         self._began = self._said = clock()
-        self._now = self._outer = Progress("start")  # _outer: the stage before, to which one that has ended returns
-        self._since = {"start": self._began}  # stage -> when it began
-        self._width = 0  # of what is drawn
+        self._now = self._outer = Progress("start")  # _outer: the stage before _now, shown again when _now has ended
+        self._since = {"start": self._began}  # stage -> the clock's time when it began
+        self._width = 0  # columns of the drawn line
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._draw_on, daemon=True)
 
@@ -69,7 +71,7 @@ class ProgressLine:
         self.end()
 
     def end(self) -> None:
-        """Shows nothing any more, and clears the line."""
+        """Ends the display: clears the drawn line and draws no more."""
         _emulator_log().removeFilter(self._heard)
         self._ended.set()
         self._thread.join()
@@ -78,7 +80,7 @@ class ProgressLine:
             console.DRAWN.remove(self.clear)
 
     def tick(self) -> None:
-        """Shows the present stage if it is time for that."""
+        """Shows the present stage: on a terminal at each call, else BETWEEN_S after the last line; not in the first second."""
         with console.OUTPUT:
             now = self._clock()
             if now - self._began < FIRST_S or console.QUIET.is_set():
@@ -98,15 +100,17 @@ class ProgressLine:
                 self._width = 0
 
     def _heard(self, record: object) -> bool:
-        """Shows the emulator's compilation as a stage, and returns False: its line of the log is not printed."""
+        """Shows the emulator's compilation as a stage; a filter of its log that returns False, so that no line is printed."""
         self(Progress("emulator", "for this CPU"))
         return False
 
     def _draw_on(self) -> None:
+        """Shows the present stage again and again, in a thread, until `end`."""
         while not self._ended.wait(TICK_S):
             self.tick()
 
     def _text(self, now: float) -> str:
+        """Returns the line for the present stage at the clock's time `now`: seconds since the start, stage and time left."""
         p = self._now
         took = now - self._since[p.stage]
         rest = (p.expected or p.total) - p.done
@@ -121,7 +125,7 @@ class ProgressLine:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except (OSError, ValueError):  # nobody reads any more: a closed pipe, a closed stream
+        except (OSError, ValueError):  # the reader is gone: a closed pipe, a closed stream
             self._ended.set()
 
     def _columns(self) -> int:
@@ -132,9 +136,11 @@ class ProgressLine:
 
 
 class Interrupts:
-    """A listener in front of another one that handles Ctrl-C during a build, in the main thread only.
+    """A listener that handles Ctrl-C during a build while its `with` block lasts, in the main thread only; it passes each call
+    on to `listener`.
 
-    While tactics are timed, the first Ctrl-C ends the timing and the build goes on; any other one ends the command.
+    While tactics are timed, the first Ctrl-C ends the timing and the build goes on; any other Ctrl-C ends the command.
+    `ended`: returns whether the time for timing tactics has passed.
     """
 
     def __init__(self, listener: Listener, ended: Callable[[], bool]):
@@ -148,11 +154,11 @@ class Interrupts:
         self._listener(progress)
 
     def ended(self) -> bool:
-        """Returns whether no more tactics are to be timed."""
+        """Returns whether timing tactics must end: after Ctrl-C, or when the time for it has passed."""
         return self._pressed or self._ended()
 
     def __enter__(self) -> Interrupts:
-        usual = signal.getsignal(signal.SIGINT) is self._usual  # not ignored, as in the background of a shell
+        usual = signal.getsignal(signal.SIGINT) is self._usual  # a shell ignores SIGINT for commands in the background
         self._installed = usual and threading.current_thread() is threading.main_thread()
         if self._installed:
             signal.signal(signal.SIGINT, self._interrupted)
@@ -163,6 +169,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._usual)
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        """Handles SIGINT: ends the timing of tactics, or raises KeyboardInterrupt the second time and at other stages."""
         if self._pressed or not self._tuning:
             self._usual(number, frame)
         self._pressed = True
@@ -174,24 +181,29 @@ def _emulator_log() -> logging.Logger:
 
 
 def listening(verbose: bool = False) -> ProgressLine:
-    """Returns a listener that shows progress until `end` is called or the command ends in any way. `verbose`: as for
-    ProgressLine.
+    """Returns a listener that shows the progress of the running command until `end` is called or the command ends in any way.
+    `verbose`: as for ProgressLine.
     """
     return click.get_current_context().with_resource(ProgressLine(verbose=verbose))
 
 
 def _span(seconds: float) -> str:
+    """Returns a duration as text.
+
+    >>> _span(12.4), _span(75)
+    ('12 s', '1 min 15 s')
+    """
     whole = round(seconds)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
 
 
 def _width(text: str) -> int:
-    """Returns the columns that a text takes on a terminal."""
+    """Returns the number of columns that a text takes on a terminal; wide characters take two."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
 def _cut(text: str, columns: int) -> str:
-    """Returns as much of a text as these columns hold, with an ellipsis if it was cut."""
+    """Returns a text cut to this number of columns, with an ellipsis at the end if characters were cut off."""
     if _width(text) <= columns:
         return text
     kept = len(text)

@@ -1,4 +1,4 @@
-"""`gpu-runtime prune MODEL -o SPARSE`: the same model with 2:4 weights."""
+"""`gpu-runtime prune MODEL -o SPARSE`: writes the model with its weights pruned to 2:4."""
 
 from __future__ import annotations
 
@@ -137,6 +137,9 @@ def prune_command(asked: Asked) -> None:
 
 
 def _names(option: str, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the names in the texts that an option was `given`, split at commas. Raises UsageError for an empty name, or
+    "auto" where it is not allowed.
+    """
     names = tuple(name.strip() for text in given for name in text.split(","))
     if not all(names):
         raise click.UsageError(f"{option}: expected names with commas between them, got {','.join(given)!r}")

@@ -1,4 +1,4 @@
-"""Engines and arrays that a command reads."""
+"""The files that a command reads: engines, and arrays in .npy and .npz files."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from gpu_runtime.engine import Engine, load
 from gpu_runtime.errors import EngineError
 from gpu_runtime.text import suggest
 
-MOST_NPZ_BYTES = 1 << 32  # of calibration inputs, decompressed
+MOST_NPZ_BYTES = 1 << 32  # bytes of all arrays in a file, decompressed
 
 
 class TooLargeError(ValueError):
@@ -22,9 +22,10 @@ class TooLargeError(ValueError):
 
 
 def opened(path: str, allow_cubins: bool, text: str = "", cure: str = "--allow-cubins") -> Engine:
-    """Returns the engine in a file, with the plan for the sizes of --shapes (`text`) as the one that is shown.
+    """Returns the engine in a file. An engine with several plans shows the plan for the sizes in `text`, the value of --shapes.
 
-    `allow_cubins`: machine code in the file may run. Raises ValueError; if that code is refused, it names the option `cure`.
+    `allow_cubins`: machine code in the file may run. Raises ValueError for a file that is no engine; if its machine code is
+    refused, the message names the option `cure`.
     """
     try:
         engine = load(path, allow_cubins=allow_cubins)
@@ -34,8 +35,8 @@ def opened(path: str, allow_cubins: bool, text: str = "", cure: str = "--allow-c
 
 
 def read_array(option: str, path: str, most: int) -> np.ndarray:
-    """Returns the array in a .npy file of any element type, which the caller checks. Raises ValueError for more than `most`
-    bytes.
+    """Returns the array in a .npy file; the caller checks its type and shape. `option`: for messages. Raises ValueError for a
+    file that cannot be read or has more than `most` bytes.
     """
     try:
         with files.open_regular(path) as file:
@@ -44,16 +45,16 @@ def read_array(option: str, path: str, most: int) -> np.ndarray:
             return np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
         raise ValueError(f"{option}: {path}: no such file; expected a .npy file, as numpy.save writes it") from None
-    except Exception as e:  # whatever a damaged header makes NumPy raise
+    except Exception as e:  # a damaged header makes NumPy raise errors of many types
         reason = " ".join(str(e).split()) or type(e).__name__
         raise ValueError(f"{option}: {path}: not a readable .npy file, as numpy.save writes it: {reason}") from None
 
 
 def split_labels(labels: str | None, arrays: dict[str, np.ndarray] | None) -> tuple[dict[str, np.ndarray] | None, Any]:
-    """Returns (the arrays without the labels, the labels): --labels names one of the arrays, or a .npy file. Raises
-    ValueError.
+    """Returns (the arrays without the labels, the labels). `labels`: the value of --labels, the name of one of the arrays or of
+    a .npy file.
 
-    Without --labels (None): (arrays, None).
+    Without labels or arrays (None) it returns (arrays, None). Raises ValueError for a name of neither.
     """
     if labels is None or arrays is None:
         return arrays, None
@@ -66,7 +67,9 @@ def split_labels(labels: str | None, arrays: dict[str, np.ndarray] | None) -> tu
 
 
 def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
-    """Returns the arrays of an .npz file by name; None if no file is given. Raises ValueError."""
+    """Returns the arrays of an .npz file by name; None if `path` is None. `option`: for messages. Raises ValueError for a file
+    that cannot be read.
+    """
     if path is None:
         return None
     try:
@@ -74,7 +77,7 @@ def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
             return arrays_in(file, MOST_NPZ_BYTES)
     except FileNotFoundError:
         raise ValueError(f"{option} {path}: no such file; expected a .npz file, as numpy.savez writes it") from None
-    except Exception as e:  # whatever a damaged archive makes zipfile and NumPy raise
+    except Exception as e:  # a damaged archive makes zipfile and NumPy raise errors of many types
         reason = " ".join(str(e).split()) or type(e).__name__
         raise ValueError(
             f"{option} {path}: not a readable .npz file: {reason}; numpy.savez(FILE, NAME=array) writes one, with the names of "
@@ -83,10 +86,10 @@ def read_arrays(option: str, path: str | None) -> dict[str, np.ndarray] | None:
 
 
 def arrays_in(file: BinaryIO, most: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of an .npz file by name, from an untrusted file.
+    """Returns the arrays of an untrusted .npz file by name.
 
-    Raises TooLargeError, before anything is decompressed, if they take more than `most` bytes; a damaged file raises any
-    error of zipfile or NumPy.
+    Raises TooLargeError, before anything is decompressed, if the arrays take more than `most` bytes; ValueError for another
+    compression than NumPy's; a damaged file raises any error of zipfile or NumPy.
     """
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
@@ -107,7 +110,7 @@ def npy(array: Any) -> bytes:
 
 
 def npz(arrays: Mapping[str, Any]) -> bytes:
-    """Returns the bytes of an .npz file with these arrays; unlike numpy.savez this takes any name."""
+    """Returns the bytes of an uncompressed .npz file with these arrays by name; numpy.savez refuses some names."""
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w") as archive:
         for name, a in arrays.items():

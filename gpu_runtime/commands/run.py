@@ -1,4 +1,4 @@
-"""`gpu-runtime run ENGINE`: outputs of arrays in files."""
+"""`gpu-runtime run ENGINE`: runs an engine on arrays from files and writes its outputs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def run_command(asked: Asked) -> None:
     except EngineError as e:
         raise ValueError(f"{engine}: {e}") from None
     with context as ctx, warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # said below
+        warnings.simplefilter("ignore", RuntimeWarning)  # on values that are not finite, reported below
         where = "the CPU emulator" if ctx.emulated else ctx.device.title
         progress(Progress("run", f"{engine} on {where}"))
         results, wrong = ctx.run(arrays), ctx.nonfinite()
@@ -106,15 +106,15 @@ def run_command(asked: Asked) -> None:
 
 
 def _at(engine: Engine) -> str:
-    """Returns the words for which of several plans ran; "" for an engine of one size."""
+    """Returns the words that name the plan that ran, of several; "" for an engine of one size."""
     return f", by the plan for batch {engine.record.batch}" if engine.record.profiles else ""
 
 
 def _inputs(engine: Engine, given: Mapping[str, str], shapes: str) -> tuple[Engine, dict[str, np.ndarray]]:
-    """Returns (the engine at the plan that runs, its inputs): from the files `given`, else random ones of the sizes in
-    --shapes.
+    """Returns (the engine with the plan that runs as the shown one, its inputs by name).
 
-    Raises an error for wrong inputs here, before a kernel is compiled or loaded.
+    `given`: input -> its .npy file; without files inputs are random, of the sizes in `shapes`, the value of --shapes. Raises
+    ValueError for wrong inputs, before a kernel is compiled or loaded.
     """
     asked = sizes_of(shapes) if shapes else {}
     wanted = filled(engine.at(asked).record, asked)

@@ -1,4 +1,4 @@
-"""Files that a command writes, all or none."""
+"""The files that a command writes: checked before its work, and written all or none after it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from cuda_kernels import files
 from gpu_runtime import file_kinds
 
 WRITTEN: list[str] = []  # files that this process has put in place
-KEPT: list[str] = []  # what an interrupted command leaves besides
+KEPT: list[str] = []  # sentences on other things that an interrupted command leaves behind
 
 
-# What a command writes by an option, if it is no text, and how a file of that kind begins.
+# Kind of file -> (its name in messages, whether a file with these first bytes may be of this kind).
 KINDS: Mapping[str, tuple[str, Callable[[bytes], bool]]] = {
     "engine": ("an engine", file_kinds.is_engine),
     "onnx": ("an ONNX model", file_kinds.is_onnx),
@@ -26,8 +26,8 @@ KINDS: Mapping[str, tuple[str, Callable[[bytes], bool]]] = {
 
 
 def _of_another_kind(path: Path, kind: str) -> str | None:
-    """Returns why an existing file must not be overwritten: it is of another kind than the command writes; None if it may
-    be.
+    """Returns why an existing file must not be overwritten: it is not of `kind`, a key of KINDS. Returns None if it may be
+    overwritten.
     """
     what, fits = KINDS[kind]
     if not path.is_file() or not (head := file_kinds.head_of(path)) or fits(head):
@@ -36,7 +36,9 @@ def _of_another_kind(path: Path, kind: str) -> str | None:
 
 
 def _unmade(path: Path) -> str | None:
-    """Why no file can be made beside `path`, where no permission tells: /proc takes none, even from root."""
+    """Returns why no file can be made in the folder of `path`, None if one can: permissions do not show that /proc takes none,
+    even from root.
+    """
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             return None
@@ -49,8 +51,9 @@ def check_targets(
 ) -> dict[str, Path]:
     """Returns option -> the real path of each file to write; options without a file are left out.
 
-    `sources`: files that are read, which must not be overwritten; `kinds`: option -> its kind of KINDS, if it writes no
-    text. Raises ValueError, before any work is done, for a file that cannot be written.
+    `targets`: option -> the name of its file as typed, None if the option was not given; `sources`: files that are read, which
+    must not be overwritten; `kinds`: option -> its kind, a key of KINDS, by default "text". Raises ValueError, before any work
+    is done, for a file that cannot be written.
     """
     found: dict[str, Path] = {}
     for option, name in targets.items():
@@ -79,7 +82,9 @@ def check_targets(
 
 
 def write_all(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
-    """Writes every file or none. Raises ValueError that names the problem and the files that were written."""
+    """Writes every file or none. `contents`: path -> bytes. Raises ValueError with the problem and the files that this process
+    had already written.
+    """
     try:
         files.write_all(contents, WRITTEN)
     except OSError as e:
@@ -89,4 +94,5 @@ def write_all(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
 
 
 def written() -> str:
+    """Returns the words for messages on the files that this process has written, or that it has written none."""
     return f"already written: {', '.join(WRITTEN)}" if WRITTEN else "nothing was written or overwritten"

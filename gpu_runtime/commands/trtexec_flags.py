@@ -1,6 +1,7 @@
-"""Every option of trtexec, v8.6 to v11.1, and what becomes of it here: `build` accepts it, ignores it and says so, or refuses
-it with the alternative. The names are those that its parser takes (samples/common/sampleOptions.cpp of NVIDIA/TensorRT). First
-the options of timed inferences, which `build` and `bench` have.
+"""The options of trtexec, v8.6 to v11.1: `build` accepts each, ignores it with a message, or refuses it with the alternative.
+
+The names are from trtexec's parser (samples/common/sampleOptions.cpp of NVIDIA/TensorRT). First come the options of timed
+inferences, which `build` and `bench` have.
 """
 
 from __future__ import annotations
@@ -27,26 +28,30 @@ if TYPE_CHECKING:
 PERCENTILES = "90,95,99"
 
 
-# ---- values of options
+# ---- values of options: click's callbacks, which return the value of an option or raise UsageError
 
 
 def _time(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Returns a finite time from 0 on."""
     if not 0 <= value < math.inf:
         raise click.UsageError(f"{parameter.opts[0]}: expected a time from 0 on, got {value:g}", context)
     return value
 
 
 def _duration(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Returns a time from 0 on; infinity for -1."""
     return math.inf if value == -1 else _time(context, parameter, value)
 
 
 def _patience(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Returns a finite time above 0."""
     if not 0 < value < math.inf:
         raise click.UsageError(f"{parameter.opts[0]}: expected a time above 0, got {value:g}", context)
     return value
 
 
 def _percents(context: click.Context, parameter: click.Parameter, value: str) -> tuple[float, ...]:
+    """Returns the numbers from 0 to 100 in a text with commas."""
     try:
         found = tuple(map(float, value.split(",")))
     except ValueError:
@@ -62,7 +67,7 @@ MS: dict[str, Any] = {"type": float, "metavar": "MS", "callback": _time}
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The options of timed inferences."""
+    """The options of timed inferences, named as trtexec's."""
 
     warm_up: float = flag("--warmUp", default=200, show_default=True, **MS, help="Run for this long before the measurement.")
     iterations: int = flag("--iterations", type=click.IntRange(min=1), default=10, show_default=True,
@@ -94,18 +99,19 @@ class Wanted:
 
     @property
     def settings(self) -> Settings:
+        """The settings of a benchmark with these options."""
         counted = self.warm_up, self.iterations, self.duration, self.streams, self.threads
         how = not self.no_graph, not self.no_transfers, not self.no_spin
         return Settings(*counted, *how, self.sleep, self.idle, self.patience)
 
     @property
     def typed(self) -> list[str]:
-        """The options of timed inferences that the command line contains."""
+        """The options of timed inferences that the command line contains, as typed."""
         return [*typed(*(f.name for f in fields(self))).values()]
 
     @property
     def targets(self) -> dict[str, str | None]:
-        """Returns option -> the file that it asks for, None where it is not given."""
+        """Option -> the file that it writes, None where the option is not given."""
         return {"--exportTimes": self.times, "--exportOutput": self.output}
 
     @property
@@ -115,18 +121,18 @@ class Wanted:
 
     @property
     def results(self) -> list[str]:
-        """The options on the command line that ask for results of a run."""
+        """The options on the command line that only a run can fulfil, as typed."""
         return [name for name in self.typed if name in ("--exportTimes", "--exportOutput", "--dumpOutput", "--loadInputs")]
 
 
-# ---- inferences beside a build
+# ---- inferences after a build
 
 
 def is_timed(target: Device, skip: bool, wanted: Wanted, away: bool) -> bool:
-    """Returns whether inferences are timed after the build, as trtexec does. `skip`: --skipInference; `away`: the GPU is
-    elsewhere.
+    """Returns whether inferences are timed after the build, as by trtexec.
 
-    Warns of options without effect, and raises UsageError for those that need a run, if none is timed.
+    `target`: the GPU that the engine is for; `skip`: --skipInference; `away`: this machine has no such GPU. If no inference is
+    timed, it warns of options without effect, and raises UsageError for options that need a run.
     """
     if away:
         unused(wanted, f"this machine has no {target.title}", "gpu-runtime bench ENGINE times inferences on one")
@@ -139,9 +145,11 @@ def is_timed(target: Device, skip: bool, wanted: Wanted, away: bool) -> bool:
 
 
 def unused(wanted: Wanted, why: str, cure: str, kept: str = "--iterations") -> None:
-    """Warns that options of timed inferences have no effect; UsageError for options that need a run's results.
+    """Warns of options of timed inferences on the command line, which have no effect. Raises UsageError for options that need a
+    run's results.
 
-    `why`, `cure`: for the message; `kept`: an option that counts for measured profiles, too.
+    `why`, `cure`: for the message; `kept`: an option that has an effect all the same, by default --iterations, which counts for
+    measured profiles.
     """
     if wanted.results:
         raise click.UsageError(f"{', '.join(wanted.results)}: for timed inferences, but {why}: {cure}")
@@ -157,10 +165,10 @@ OF_LOADED = ("engine_to_load", "skip_inference", "device", "verbosity", "dump_la
 
 
 def check_loaded(wanted: Wanted, limited: bool) -> None:
-    """Raises UsageError for options of a build that --loadEngine cannot honour: those with a file, or with a limit of memory
-    (`limited`).
+    """Checks the options on a command line with --loadEngine.
 
-    Other options of a build get a warning that they have no effect.
+    Raises UsageError for options that need a build: a model, a file to write, or, if `limited`, --memPoolSize with a limit of
+    activations. Warns of other options of a build, which have no effect.
     """
     given_options = typed()
     if refused := [o for name, o in given_options.items() if name in NOT_LOADED or (name == "pools" and limited)]:
@@ -178,8 +186,8 @@ Verdict = Literal["accepted", "ignored", "refused"]
 class TrtexecFlag:
     """An option of trtexec, and whether it is accepted, ignored or refused here.
 
-    `sentence`: for an ignored one, why; for a refused one, why and the alternative, with {value} for its value; for an
-    accepted one, the difference from trtexec, "" without any.
+    `sentence`: for an ignored option the reason; for a refused option the reason and the alternative, with {value} for its
+    value; for an accepted option the difference from trtexec, "" without any.
     """
 
     name: str
@@ -215,7 +223,9 @@ STATIC = "memory is placed when the engine is built"
 
 
 def _rows(verdict: Verdict, sentence: str, names: str) -> Iterator[TrtexecFlag]:
-    """Yields the options in `names` with one verdict and sentence; a name that ends with = takes a value."""
+    """Yields the options in `names`, which spaces separate, with one verdict and sentence; a name with = at its end takes a
+    value.
+    """
     for name in names.split():
         yield TrtexecFlag(name.removesuffix("="), name.endswith("="), verdict, sentence)
 
@@ -281,13 +291,15 @@ TRTEXEC_FLAGS: tuple[TrtexecFlag, ...] = (
 # fmt: on
 BY_NAME = {flag.name: flag for flag in TRTEXEC_FLAGS}
 PROFILES = "gpu_runtime.profiles"  # in the context's meta: the sizes behind each --profile=N
-SEEN = "gpu_runtime.trtexec_ignored"  # in the context's meta: what was given and ignored, as typed
-REPEATED = "gpu_runtime.repeated"  # in the context\'s meta: options of one value that were given several times
-WRITES = ("--save", "--export", "--timingCacheFile")  # of options that name a file to write
+SEEN = "gpu_runtime.trtexec_ignored"  # in the context's meta: (name, text as typed) of each option that is ignored
+REPEATED = "gpu_runtime.repeated"  # in the context's meta: options of one value that were given several times
+WRITES = ("--save", "--export", "--timingCacheFile")  # how options begin that name a file to write
 
 
 class TrtexecCommand(click.Command):
-    """A command that also handles the options of trtexec that it does not have, and one dash in place of two."""
+    """A click command that also has the options of trtexec that it does not define, hidden: each is accepted, ignored with a
+    message, or refused. An option with one dash in place of two gets an error of its own.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -295,6 +307,9 @@ class TrtexecCommand(click.Command):
         self.params += [_option(flag) for flag in TRTEXEC_FLAGS if flag.name not in own and flag.name != "--help"]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments as click does; notes profiles and repeated options in the context. Raises click's errors, with a
+        proposal for an unknown option or value.
+        """
         known = [name for p in self.params for name in p.opts]
         _check_dashes(args, known)
         args, ctx.meta[PROFILES] = options.profiles(["--ray=" if arg == "--ray" else arg for arg in args])
@@ -311,7 +326,7 @@ class TrtexecCommand(click.Command):
         return rest
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Prints which options were ignored, in one line for each reason, then runs the command."""
+        """Prints the ignored options, in one line for each reason, then runs the command."""
         reasons = grouped((BY_NAME[name].sentence, text) for name, text in ctx.meta.get(SEEN, ()))
         if repeated := ctx.meta[REPEATED]:
             reasons["each is given more than once"] = [f"all but the last {option}" for option in repeated]
@@ -321,7 +336,7 @@ class TrtexecCommand(click.Command):
 
 
 class OfEngine(click.Command):
-    """A command that reads an engine, and says what becomes of trtexec's options of builds, which it does not have."""
+    """A click command that reads an engine; an option of trtexec that it does not define raises UsageError with the reason."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -334,7 +349,7 @@ class OfEngine(click.Command):
 
 
 def _keeps_last(p: click.Parameter) -> bool:
-    """Returns whether an option has one value: the last one that is given."""
+    """Returns whether a parameter is an option with one value; of several values on the command line the last counts."""
     return isinstance(p, click.Option) and not p.multiple and not p.is_flag
 
 
@@ -352,7 +367,7 @@ def _option(flag: TrtexecFlag) -> click.Option:
             ctx.meta.setdefault(SEEN, []).extend((flag.name, text) for text in texts)
 
     shape: dict[str, Any] = {"multiple": True} if flag.takes_value else {"is_flag": True}
-    refused = flag.verdict == "refused"  # told before anything else that is wrong
+    refused = flag.verdict == "refused"  # an error that precedes all other errors
     name = flag.name.strip("-").lower()
     return click.Option(
         [flag.name, f"trtexec_{name}"], hidden=True, expose_value=False, is_eager=refused, callback=met, **shape
@@ -360,8 +375,8 @@ def _option(flag: TrtexecFlag) -> click.Option:
 
 
 def _check_dashes(args: Iterable[str], known: Iterable[str]) -> None:
-    """Raises UsageError for one dash in -onnx=FILE, which click would read as -o with the file nnx=FILE. `known`: all
-    options.
+    """Raises UsageError for an option with one dash in place of two: click would read -onnx=FILE as -o with the file nnx=FILE.
+    `known`: the names of all options.
     """
     long = {name for name in known if name.startswith("--")}
     for arg in args:
@@ -371,9 +386,10 @@ def _check_dashes(args: Iterable[str], known: Iterable[str]) -> None:
 
 
 def _offered(typed: str, known: Iterable[str]) -> list[str]:
-    """Returns the option to propose for one that does not exist, the accepted one that is spelt most like it; else [].
+    """Returns the option to propose for the unknown option `typed`: of the accepted ones, the most similar name; else [].
 
-    One that writes a file is proposed only if the user typed the beginning of its name, as --saveEngin.
+    `known`: the names of all options. An option that writes a file is proposed only if its first six characters are typed, as
+    in --saveEngin.
     """
     own = [name for name in known if name not in BY_NAME or BY_NAME[name].verdict == "accepted"]
     return difflib.get_close_matches(typed, [name for name in own if not name.startswith(WRITES) or name[:6] == typed[:6]], 1)

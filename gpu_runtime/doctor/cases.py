@@ -1,6 +1,7 @@
 """The small problems and tactics that test each kernel, from the CASES of its family.
 
-A problem there is small enough for NumPy and the emulator, and fits no tile, so it tests masks, padding and the tails of K.
+Each problem is small enough for NumPy and the emulator, and no multiple of a tile, so it tests masks, padding and the tails of
+K.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,14 +16,16 @@ from tactics.problems.problem import PointwiseProblem, Problem
 from tactics.step import linear
 from tactics.tactic import Patch, Tactic, Tile
 
-# Kernel -> the problems that its family has for it; the first is run with every tile, the others with the smallest and the
-# largest, and with tiles that those before do not have.
+# Kernel -> the problems that its family has for it; the first problem is run with every tile, each other problem with its
+# smallest and its largest tile, and with the tiles that no earlier problem has.
 PROBLEMS: dict[str, tuple[Problem, ...]] = {k.name: table.OF_KERNEL[k.name].CASES[k.name] for k in ROWS}
 
 
 def able(kernel: str, problem: Problem, device: Device) -> list[Tactic]:
-    """Returns the kernel's tactics for one of its problems, on bytes too where it takes them and results are whole numbers; on
-    FP32 tensors if the kernel has no problems of others (KERNELS).
+    """Returns the kernel's tactics that can run one of its problems on a device.
+
+    Tensors are FP16, or FP32 if the kernel's row in KERNELS has no `problems`. If the row's `whole` has the type of this
+    problem, tactics with INT8 tensors are among them, except for a problem that ends with a quantization.
     """
     row = KERNELS[kernel]
     whole = type(problem) in row.whole and not (isinstance(problem, PointwiseProblem) and problem.stages[-1].op != "quantize")
@@ -43,8 +46,8 @@ class Case:
 
     @property
     def unit(self) -> str:
-        """The part that plans leave out if the case fails: the kernel with its tile, for any split of K; the kernel if it has
-        no tile.
+        """The name of the part that plans leave out if the case fails: the kernel with its tile, for any split of K, or the
+        kernel if it has no tile.
         """
         return base_runner(self.tactic)
 
@@ -52,9 +55,9 @@ class Case:
 def cases(device: Device, few: bool = False) -> list[Case]:
     """Returns the cases for a device.
 
-    Each kernel gets all tiles that plans use on the device, once alone and once with blocks that share K, and each mix of
-    linear and vector tensors. Kernels take turns, so that a run that ends early has tested some of each. `few`, for the
-    emulator: one dense case per kernel, and one with other formats.
+    Each kernel gets all tiles that plans use on the device, both without and with blocks that share K, and each mix of linear
+    and vector tensors. Kernels take turns, so that a run that ends early has tested some cases of each. `few`, for the
+    emulator: at most two cases per kernel, whose tensors have different formats.
     """
     device = replace(device, left_out=())
     found: dict[str, list[Case]] = {kernel: [] for kernel in PROBLEMS}
@@ -71,8 +74,8 @@ def cases(device: Device, few: bool = False) -> list[Case]:
 def _chosen(tactics: Sequence[Tactic]) -> list[Tactic]:
     """Returns the tactics to test, small tiles first.
 
-    For each tile, without and with blocks that share K, the tactic with vectors of channels in all tensors if there is one,
-    else any other; then for the first tile one tactic for each other mix of formats.
+    For each tile, without and with blocks that share K, this is the tactic whose tensors are all hwc8 if there is one, else any
+    other tactic. For the first tile it is one tactic for each mix of formats.
     """
     found: dict[tuple, Tactic] = {}
     ordered = sorted(tactics, key=lambda t: (_size(t), *(f.layout != "hwc8" for f in (*t.ins, t.out)), t.name))
@@ -86,7 +89,7 @@ def _chosen(tactics: Sequence[Tactic]) -> list[Tactic]:
 
 
 def _few(of: Sequence[Case]) -> list[Case]:
-    """Returns the first case, and the first whose tensors have other types or layouts."""
+    """Returns the first case, and the first case whose tensors have other types or layouts, if there is one."""
     other = (c for c in of[1:] if _sides(c.tactic) != _sides(of[0].tactic))
     return [of[0], *list(other)[:1]]
 
@@ -103,6 +106,7 @@ def _shares_k(tactic: Tactic) -> tuple[bool, bool]:
 
 
 def _size(tactic: Tactic) -> int:
+    """Returns the number of outputs of the tactic's tile; 0 without a tile."""
     tile = tactic.tile
     if isinstance(tile, Patch):
         return tile.h * tile.w * tile.channels
@@ -110,4 +114,5 @@ def _size(tactic: Tactic) -> int:
 
 
 def kernels_of(found: Iterable[Case]) -> tuple[str, ...]:
+    """Returns the names of the cases' kernels, each once, in the order of the cases."""
     return tuple(dict.fromkeys(case.kernel for case in found))

@@ -1,4 +1,6 @@
-"""Every family of kernels on small problems, in a child process that may hang or die, within a time limit."""
+"""The doctor's examination: it runs every kernel family on small problems, in a child process that may hang or die, within a
+time limit.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ from tactics.problems import codec
 
 WORKER = command_of("gpu_runtime.doctor.worker")
 START_S, HANG_S = 60.0, 15.0  # time limits of a child's start and answer; four times as long in the emulator
-MOST_LOST = 2  # processes of one kernel; a third is not started
-COMMON = 3  # families without a correct case: then the shared code is at fault, and no kernel is left out
-SHARE = 0.8  # of the time limit for families, if rates are measured too
+MOST_LOST = 2  # processes that the cases of one kernel may crash; no third process is started for it
+COMMON = 3  # failed families; if no case passed either, their shared code is at fault, and no kernel is left out
+SHARE = 0.8  # share of the time limit that the cases of families may take, if rates are measured too
 OVER = "not reached within the time limit"
 NO_CLOCK = "the driver is emulated: its times are no GPU's"
 CHECKS = ("CUDA graphs", "dependent launches")
@@ -37,7 +39,9 @@ EMULATED_CHECKS = ("dependent launches",)
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The command of the process that runs the cases, and the seconds without an answer after which it counts as hung."""
+    """The process that runs the cases. `command`: its command line; `hang_s`: it counts as hung after these seconds without an
+    answer.
+    """
 
     command: Sequence[str] = WORKER
     hang_s: float = HANG_S
@@ -47,7 +51,7 @@ class Process:
 class Outcome:
     """The result of one case. `why`: the reason if it failed or is untested; `error_of`: the relative error if it passed.
 
-    `lost`: its process hung, died or lost its CUDA context.
+    `lost`: the case's process hung, died or lost its CUDA context.
     """
 
     case: Case
@@ -59,7 +63,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The cases of one kernel."""
+    """The outcomes of all cases of one kernel."""
 
     kernel: str
     outcomes: tuple[Outcome, ...]
@@ -88,11 +92,11 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Examination:
-    """What one run of the doctor found on a device.
+    """The findings of one run of the doctor on a device.
 
     `no_gpu`: the reason why there is no GPU, "" with a GPU; `emulated`: cases ran in the emulator. `limit_s`: the time
-    limit, `took_s`: the time that was used. `denied`: the parts of kernels that builds leave out; `kept`: whether these were
-    recorded on disk.
+    limit, `took_s`: the time that was used. `denied`: the parts of kernels that builds leave out; `kept`: whether these parts
+    were recorded on disk.
     """
 
     device: Device
@@ -130,8 +134,9 @@ def examine(
     """Examine this machine's GPU and return the result; failures on a GPU are recorded, so that builds leave these kernels out.
 
     `planned`: the device that is examined in the emulator if `emulated`, or for which the checks that need no GPU run if the
-    machine has none. `kernels`: examine only these; () for all. `limit_s`: seconds for the whole examination; cases beyond
-    it are untested. `child`: the process that runs the cases. Raises ValueError if a kernel needs another architecture.
+    machine has no GPU. `kernels`: the names of the kernels to examine; () for all. `limit_s`: seconds for the whole
+    examination; cases beyond it are untested. `child`: the process that runs the cases. Raises ValueError if a kernel needs
+    another architecture.
     """
     begun = time.monotonic()
     patient = _Patient(
@@ -169,8 +174,9 @@ def examine(
 
 
 def _checks_of_the_machine(device: Device, hello: Mapping[str, Any], emulated: bool, no_gpu: str) -> list[Verdict]:
-    """Returns the verdicts of the checks that need no GPU, then the verdict on the GPU itself. `hello`: the child's
-    first line.
+    """Returns the verdicts of the checks that need no GPU, then the verdict on the GPU.
+
+    `hello`: the child's first line; `no_gpu`: the reason why there is no GPU, "" with a GPU.
     """
     status: Status = "passed" if not no_gpu else "failed" if "error" in hello else "untested"
     built = [emulator(device)] if emulated or no_gpu else []
@@ -179,6 +185,7 @@ def _checks_of_the_machine(device: Device, hello: Mapping[str, Any], emulated: b
 
 
 def _rates(patient: _Patient, device: Device, no_gpu: str, progress: Listener) -> tuple[Rate, ...]:
+    """Returns each of RATES, measured by the child, or with the reason why it could not be measured."""
     why = "no GPU" if no_gpu else NO_CLOCK if timing.is_emulated() else ""
     found = []
     for name in RATES:
@@ -188,7 +195,10 @@ def _rates(patient: _Patient, device: Device, no_gpu: str, progress: Listener) -
 
 
 def _noted(found: Examination) -> Examination:
-    """Returns the examination with its failures recorded for builds; unchanged where a common cause makes them meaningless."""
+    """Records the failures for builds, and returns the examination with `denied` and `kept`.
+
+    With a common cause nothing is recorded, and the examination is returned unchanged.
+    """
     if found.common_cause:
         return found
     denied = _denied(found.families, known_failures.of(found.device))
@@ -219,10 +229,10 @@ class _Patient:
         return self._child.start(max(1.0, min(START_S, self.deadline - time.monotonic())))
 
     def ask(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """Sends a request and returns the child's answer.
+        """Sends a request and returns the child's answer; it must end before `deadline`, a time of time.monotonic().
 
-        {"error": text, "fatal": True} if it hung or died; {"unasked": reason} if no request was possible, if the time limit
-        came before the child counted as hung, or if the machine was at fault.
+        The answer is {"error": text, "fatal": True} if the child hung or died; {"unasked": reason} if no request was possible,
+        if the deadline came before the child counted as hung, or if the machine was at fault.
         """
         if deadline <= time.monotonic():
             return {"unasked": OVER}
@@ -235,11 +245,13 @@ class _Patient:
         return {"unasked": reply["error"]} if reply.get("passing") else reply
 
     def check(self, name: str) -> Verdict:
+        """Runs one of CHECKS in the child and returns its verdict."""
         begun = time.monotonic()
         status, why = _judged(self.ask({"op": "check", "name": name}, self.deadline))
         return Verdict(name, status, why or f"correct ({time.monotonic() - begun:.1f} s)")
 
     def rate(self, device: Device, name: str) -> Rate:
+        """Measures one of RATES in the child and returns it, without a value if that failed."""
         reply = self.ask({"op": "rate", "name": name}, self.deadline)
         value = reply.get("value")
         return rate(device, name, value if isinstance(value, int | float) else None, _judged(reply)[1])
@@ -248,12 +260,12 @@ class _Patient:
 def _run(
     patient: _Patient, device: Device, todo: Sequence[Case], emulated: bool, deadline: float, progress: Listener
 ) -> list[Outcome]:
-    """Runs the cases in their order and returns an outcome for each; those not reached by `deadline` (time.monotonic()) are
-    untested.
+    """Runs the cases in their order and returns an outcome for each; cases not reached by `deadline`, a time of
+    time.monotonic(), are untested.
     """
     pool, sm = ThreadPoolExecutor(), virtual(device.sm) if emulated else device.sm
     wanted = dict.fromkeys(item for case in todo for item in binaries(case.problem, case.tactic))
-    compiling = {item: pool.submit(compile_kernel, item[0], dict(item[1]), sm) for item in wanted}  # while others run
+    compiling = {item: pool.submit(compile_kernel, item[0], dict(item[1]), sm) for item in wanted}  # while cases run
     found: list[Outcome] = []
     for done, case in enumerate(todo):
         progress(Progress("examine", case.kernel, done, len(todo)))
@@ -267,6 +279,7 @@ def _run(
 
 
 def _outcome(patient: _Patient, compiling: Mapping[Binary, Future], case: Case, deadline: float) -> Outcome:
+    """Waits for the case's kernels in `compiling`, runs the case in the child and returns its outcome."""
     try:
         for item in binaries(case.problem, case.tactic):
             compiling[item].result(max(0.0, deadline - time.monotonic()))
@@ -281,7 +294,7 @@ def _outcome(patient: _Patient, compiling: Mapping[Binary, Future], case: Case, 
 
 
 def _judged(reply: Mapping[str, Any]) -> tuple[Status, str]:
-    """Returns (the status that a child's answer stands for, the reason if it is not "passed", else "")."""
+    """Returns (the status that a child's answer stands for, its reason, which is "" for "passed")."""
     if "unasked" in reply:
         return "untested", _short(reply["unasked"])
     if "wrong" in reply:
@@ -290,6 +303,6 @@ def _judged(reply: Mapping[str, Any]) -> tuple[Status, str]:
 
 
 def _short(text: object) -> str:
-    """One printable line without folders, as findings store it."""
+    """Returns a text as one printable line of at most MOST_TEXT characters without folders, as findings store it."""
     words = " ".join(without_folders(str(text)).split())
     return "".join(c if c.isprintable() else "?" for c in words)[: known_failures.MOST_TEXT]

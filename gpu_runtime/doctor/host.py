@@ -35,7 +35,7 @@ ABSOLUTE = re.compile(r"(?<![\w.~])/(?:[^/\s'\":,;()]+/)+")  # the folders of an
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict of one check, and its details in words."""
+    """The verdict of one check. `words`: its observations, or the reason why it failed or is untested."""
 
     name: str
     status: Status
@@ -43,13 +43,17 @@ class Verdict:
 
 
 def without_folders(text: str) -> str:
-    """Returns a text in which every absolute path is cut to its last name, because folders identify users."""
+    """Returns a text in which every absolute path is cut to its last name, because folders identify users.
+
+    >>> without_folders("no file /home/ada/x.so here")
+    'no file x.so here'
+    """
     return ABSOLUTE.sub("", text)
 
 
 def versions() -> dict[str, str]:
-    """Returns name -> version of gpu_runtime, Python, the driver, NVRTC and all packages that affect results; also system
-    and processors.
+    """Returns name -> version of gpu_runtime, Python, the driver, NVRTC and all packages that affect results; also "system",
+    the operating system and architecture, and "processors", their number.
     """
 
     def installed(packages: tuple[str, ...]) -> dict[str, str]:
@@ -68,6 +72,7 @@ def versions() -> dict[str, str]:
 
 
 def _nvrtc() -> str:
+    """Returns the version of NVRTC, or "does not load: " and the reason."""
     try:
         return nvrtc_version()
     except Exception as e:  # no wheel, or a library that does not load
@@ -75,11 +80,13 @@ def _nvrtc() -> str:
 
 
 def checked(name: str, check: Callable[[], str]) -> Verdict:
-    """Runs a check and returns its verdict: "passed" with the text that it returns, or "failed" with its exception in words."""
+    """Runs a check and returns its verdict: "passed" with the text that it returns and the seconds that it took, or "failed"
+    with its exception as text.
+    """
     begun = time.monotonic()
     try:
         words = check()
-    except Exception as e:  # whatever is broken on this machine
+    except Exception as e:  # a broken installation raises errors of any type
         text = " ".join(without_folders(str(e)).split())
         return Verdict(name, "failed", f"{type(e).__name__}: {text}"[:500])
     return Verdict(name, "passed", f"{words} ({time.monotonic() - begun:.1f} s)")
@@ -112,7 +119,7 @@ def caches() -> Verdict:
 
     def check() -> str:
         folder = cache_dir()
-        with suppress(OSError):  # what is not there then cannot be written
+        with suppress(OSError):  # the next line finds a folder that could not be made
             folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError("the cache folder cannot be written: set GPU_RUNTIME_CACHE to a writable one")

@@ -2,7 +2,7 @@
 plans.
 
 Each device model, as the timing cache identifies it, has a file with a record per driver and version of the kernels' sources; a
-finding is valid only for these. Other content of a file is ignored with a warning.
+record is valid only for its driver and sources. Other content of a file is ignored with a warning.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from tactics.codec import Check
 from tactics.kernels import KERNELS
 from tactics.measure.timing import driver_version
 
-VERSION = 1  # of the file
-MOST_BYTES = 1 << 20
-MOST_RECORDS = 8  # for other drivers and sources: the newest are kept
+VERSION = 1  # of the file's format
+MOST_BYTES = 1 << 20  # of a file
+MOST_RECORDS = 8  # of a file: the newest are kept
 MOST_TEXT = 500  # characters of a reason
 AGAIN = "run `gpu-runtime doctor` again"
 
@@ -36,7 +36,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_known(value: object) -> bool:
-    """Returns whether a text is a kernel's name, alone or followed by its instruction or tile."""
+    """Returns whether a text is a kernel's name, which "_" and its instruction or tile may follow."""
     return _is_text(value) and any(value == k or str(value).startswith(k + "_") for k in KERNELS)
 
 
@@ -60,12 +60,14 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """The content of a device model's file. `version`: of the format; `records`: the newest first."""
+
     version: int
     records: tuple[Findings, ...]
 
 
 def key_of(device: Device) -> Findings:
-    """Returns findings without failures, which identify the device model, the present driver and the present sources."""
+    """Returns the key of the present findings, a record without failures: device model, present driver and present sources."""
     source = hashlib.sha256(json.dumps([source_hash(), OPTIONS, nvrtc_version()]).encode()).hexdigest()[:24]
     return Findings(device.key, driver_version(), source)
 
@@ -87,7 +89,7 @@ def keep(device: Device, failed: tuple[Failure, ...]) -> bool:
 
 
 def read(path: Path) -> tuple[Findings, ...]:
-    """Returns the records of a file. A missing file gives (); so does a file with other content, with a warning."""
+    """Returns the records of a file; () for a missing file, and with a warning for a file with other content."""
     try:
         with files.open_regular(path) as file:
             if (size := os.fstat(file.fileno()).st_size) > MOST_BYTES:
@@ -105,9 +107,9 @@ def read(path: Path) -> tuple[Findings, ...]:
 
 
 def of(device: Device) -> tuple[Failure, ...]:
-    """Returns the failures recorded for this device, driver and sources.
+    """Returns the failures that are recorded for this device with the present driver and sources.
 
-    Warns if there are only failures of another driver or other sources, which no longer count.
+    Warns if failures are recorded only for another driver or other sources, which no longer count.
     """
     here, found = key_of(device), read(path_of(device))
     mine = [r for r in found if replace(r, failed=()) == here]

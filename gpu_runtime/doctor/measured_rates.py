@@ -18,20 +18,20 @@ from tactics.sampling.trial import Gpu, Run, trial
 from tactics.tactic import Tactic
 
 SAMPLES = 9
-COPIED = 4  # times the L2, so that copies read and write DRAM
-LEAST_COPIED, MOST_COPIED = 64 << 20, 512 << 20  # bytes
-MANY = 16  # launches that follow one another
+COPIED = 4  # bytes of a copy divided by the size of L2, so that copies read and write DRAM
+LEAST_COPIED, MOST_COPIED = 64 << 20, 512 << 20  # bytes of a copy
+MANY = 16  # launches that the longer of two CUDA graphs has more than the other
 SMALL = PointwiseProblem(1, 8, 4, 4, (Stage("relu"),))
 # 17 GFLOP, enough for the tensor cores' full rate; every SM of the largest device gets blocks of its largest tile.
 PRODUCT = ConvProblem(2, 1024, 64, 64, 1024, 1, 1, epilogue=Epilogue(bias=True, act=Activation("relu")), sparse24=True)
-LARGE = 128 * 128  # outputs of a tile that may reach the rate
+LARGE = 128 * 128  # least number of outputs of a tile that may reach the tensor cores' rate
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A measured value and the value that plans use (`table`, from `source`), both in `unit`.
+    """A rate of the GPU: the measured value and the value that plans use (`table`, from `source`), both in `unit`.
 
-    `measured` is None if it was not measured, for the reason `why`.
+    `measured` is None if the rate was not measured, for the reason `why`.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Rate:
 
 
 def rate(device: Device, name: str, value: float | None, why: str = "") -> Rate:
-    """Returns the rate with this name of RATES. `value`: the measured value, or None with the reason `why`."""
+    """Returns the record of a rate. `name`: a key of RATES; `value`: the measured value, or None with the reason `why`."""
     unit, table, source = _table(device)[name]
     return Rate(name, unit, None if value is None else float(f"{value:.4g}"), float(f"{table:.4g}"), source, why)
 
@@ -115,6 +115,7 @@ def products(device: Device) -> list[Tactic]:
 
 
 def _times(run: Run, count: int) -> None:
+    """Calls `run` `count` times."""
     for _ in range(count):
         run()
 
@@ -123,6 +124,7 @@ def _nothing() -> None:
     """Does nothing: leaves L2 as it is, where the stopwatch takes a function to prepare each run."""
 
 
+# Name of a rate -> the function that measures it, in the unit that _table has for it.
 RATES: dict[str, Callable[[Bench], float | None]] = {
     "SM clock": _clock,
     "DRAM bandwidth": _bandwidth,

@@ -10,7 +10,7 @@ from gpu_runtime.doctor.measured_rates import Rate
 from gpu_runtime.text import first_of, printable, table, wrap
 from tactics import codec
 
-MOST_SHOWN = 8  # failures that the text lists; JSON has all
+MOST_SHOWN = 8  # failures that the text lists; JSON lists all
 REPORT = "gpu-runtime doctor --json"
 VERSION = 1  # of the JSON document
 
@@ -24,7 +24,9 @@ def text(found: Examination) -> str:
 
 
 def closing(found: Examination) -> str:
-    """Returns the conclusion from the verdicts, in a few sentences."""
+    """Returns the conclusion from the verdicts in a few sentences: passed or not, the names of failed and untested parts, and
+    the advice for the next step.
+    """
     families, where = found.families, "in the CPU emulator" if found.emulated else f"on this {found.device.title}"
     if found.well and not found.no_gpu:
         kernels = "the kernel family gives" if len(families) == 1 else f"{len(families)} kernel families give"
@@ -48,7 +50,7 @@ def closing(found: Examination) -> str:
 
 
 def data(found: Examination) -> dict[str, Any]:
-    """Returns the examination as one JSON object."""
+    """Returns the examination as a JSON object, whose "schema" is VERSION."""
     return {
         "schema": VERSION,
         "well": found.well,
@@ -67,6 +69,8 @@ def data(found: Examination) -> dict[str, Any]:
 
 
 def _family_data(family: Family) -> dict[str, Any]:
+    """Returns one entry of the JSON object's "families"."""
+
     def plain(o: Outcome) -> dict[str, Any]:
         return {"tactic": o.case.tactic.name, "problem": str(o.case.problem), "why": o.why, "process_lost": o.lost}
 
@@ -93,6 +97,7 @@ def _families(found: Examination) -> list[str]:
 
 
 def _words(family: Family) -> str:
+    """Returns a family's observations: its failed cases, the reason of an untested case, the largest error of correct cases."""
     failed, untested = family.of("failed"), family.of("untested")
     parts = []
     if failed:

@@ -1,13 +1,15 @@
-"""The process for cases, checks and rates: `python -m gpu_runtime.doctor.worker [DEVICE]`; with a name, in the emulator.
+"""The child process that runs the doctor's cases, checks and rates: `python -m gpu_runtime.doctor.worker [DEVICE]`.
 
-Each request is a line with a JSON object on standard input, each answer a line on standard output, with the request's id:
+It uses the GPU at hand or, if a DEVICE is named, the emulator of this GPU. Each request is a line with a JSON object on
+standard input, each answer a line on standard output, with the request's id:
 
     (start)                  {"device": device, "facts": {...}}, {"none": why there is no GPU} or {"error": text}
     {"op": "case", "problem": {...}, "tactic": name}     {"error_of": relative error}
     {"op": "check", "name": one of CHECKS}               {}
     {"op": "rate", "name": one of RATES}                 {"value": number or null}
 
-or, for each request, {"wrong": text} for a wrong result, {"error": text, "fatal", "passing"} as in faults.
+A wrong result is answered by {"wrong": text}, an exception by {"error": text, "fatal": bool, "passing": bool}: "fatal" if the
+process can serve no further request, "passing" if the machine was at fault.
 """
 
 import sys
@@ -33,18 +35,19 @@ from tactics.sampling.trial import Addresses, Gpu, Wrong, in_a_graph, loaded, ru
 from tactics.tactic import Tactic
 
 COUNTED = PointwiseProblem(1, 64, 64, 64, (Stage("add", params=(1.0,)),))
-LINKS = 32  # launches of a chain; FP16 counts so far exactly
+LINKS = 32  # launches of a chain; each adds 1, and FP16 holds this sum exactly
 
 
 def graphs(gpu: Gpu) -> None:
-    """Check that a launch captured into a CUDA graph computes the same as a launch on its own. Raises Wrong."""
+    """Checks that a launch captured into a CUDA graph computes correct results. Raises Wrong if it does not."""
     trial(gpu, SMALL, candidates(SMALL, gpu.device)[0], in_a_graph)
 
 
 def dependent_launches(gpu: Gpu) -> None:
-    """Checks a chain of launches that are queued at once; each reads the output of the launch before it. Raises Wrong.
+    """Checks a chain of LINKS launches that are queued at once; each adds 1 to the output of the launch before it.
 
-    From sm_90 on each launch begins before the previous one has ended.
+    From sm_90 on each launch begins before the previous launch has ended. Raises Wrong if an element of the last output is not
+    LINKS.
     """
     tactic = candidates(COUNTED, gpu.device)[0]
     steps = launches(COUNTED, tactic)
@@ -82,9 +85,11 @@ class _Bed:
 
     @cached_property
     def bench(self) -> Bench:
+        """The bench that measures rates, made for the first of them."""
         return Bench(self.gpu.device)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a request as the module describes it, without the id; errors but Wrong are raised."""
         try:
             if request["op"] == "case":
                 problem, tactic = codec.from_json(request["problem"]), Tactic.parse(request["tactic"])
@@ -98,9 +103,9 @@ class _Bed:
 
 
 def begin() -> tuple[dict[str, Any], Answer | None]:
-    """Returns (the first line of the worker, the function that answers requests).
+    """Returns (the first line of the worker as a JSON object, the function that answers requests).
 
-    The line has "device" and "facts". Without a GPU it has "none", the reason, and the function is None.
+    The object has "device" and "facts". Without a GPU it has "none", the reason, and the function is None.
     """
     device = named(sys.argv[1]) if len(sys.argv) > 1 else None
     if device is None and (reason := why_no_gpu()):

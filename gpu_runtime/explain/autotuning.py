@@ -1,8 +1,8 @@
-"""The timings behind a plan in TensorRT's manner, for --verbose: every format combination, every tactic, what was left out.
+"""The timings behind a plan as text in TensorRT's form, for --verbose: every format combination, every tactic, every omission.
 
-Nothing is left untimed but what the log names with its proof: tactics that cannot run, with the reason; formats that the
-network's tensors cannot have; tactics with a bound that no plan of the timed ones exceeds; and, without --exhaustive, formats
-that are another name for a timed one's addresses.
+The log names all tactics without a time, with the proof that they need none: tactics that cannot run, with the reason; formats
+that the network's tensors cannot have; tactics whose lower bounds exclude them from the best plan; and, without --exhaustive,
+formats with the same addresses as a timed format.
 """
 
 from collections import Counter
@@ -24,8 +24,8 @@ STARS, DASHES, ARROWS = "*" * 15, "-" * 15, ">" * 15
 def log(table: Table, chosen: plan.Plan, failures: Mapping[tuple[str, str], str], *, exhaustive: bool) -> Iterator[str]:
     """Yields a block of lines for each op, then one for the reformats (copies of a tensor into another format).
 
-    `failures`: (problem, tactic) -> the reason why that tactic has no time. `exhaustive`: the build timed every format,
-    --exhaustive.
+    `failures`: (problem's text, tactic's name) -> the reason why this tactic has no time; `exhaustive`: the build had
+    --exhaustive, and timed every format.
     """
     mark = "" if table.device.measured else "~"
     for op, times in zip(table.network.ops, table.times, strict=True):
@@ -44,6 +44,7 @@ def _skipped(table: Table, op: Op, failures: Mapping[tuple[str, str], str]) -> I
 
 
 def _choice(op: Op, chosen: plan.Plan) -> Iterator[str]:
+    """Yields the line with the tactic that the plan runs for an op, or that the plan does without the op."""
     if entry := chosen.entry_of(op.name, op.when):
         runner = entry.tactic.runner if entry.tactic else entry.name
         yield f"{ARROWS} Chose Runner Type: {runner} Tactic: {tactic_value(entry.name)}"
@@ -52,8 +53,8 @@ def _choice(op: Op, chosen: plan.Plan) -> Iterator[str]:
 
 
 def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
-    """Yields the lines with every tactic's time, grouped by the formats of its tensors and then by kernel. `mark`: precedes
-    each time.
+    """Yields the lines with every tactic's time, grouped by the formats of its tensors and then by kernel. `mark`: the text
+    before each time, "~" for predictions.
     """
     name = printable(op.name)
     for formats, tactics in grouped(((*t.ins, t.out), t) for t in times).items():
@@ -72,8 +73,8 @@ def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
 
 
 def _untimed(table: Table, op: Op, exhaustive: bool) -> Iterator[str]:
-    """Yields a line for each group of tactics that need no time, with the proof. `exhaustive`: tactics with the same addresses
-    were timed.
+    """Yields a line for each group of tactics that need no time, with the proof. `exhaustive`: formats with the same addresses
+    were timed, too.
     """
     timed = ("same_addresses",) if exhaustive else ()
     left = Counter(
@@ -86,6 +87,7 @@ def _untimed(table: Table, op: Op, exhaustive: bool) -> Iterator[str]:
 
 
 def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
+    """Yields the lines with the times of all reformats, then one for each reformat of the plan. `mark`: as for _timings."""
     yield "=============== Computing reformatting costs"
     for problem, times in table.reformats.items():
         src, dst = Format.parse(problem.src), Format.parse(problem.dst)
@@ -100,7 +102,8 @@ def _reformats(table: Table, chosen: plan.Plan, mark: str) -> Iterator[str]:
 
 
 def _described(fmt: Format, shape: tuple[int, int, int, int]) -> str:
-    """Returns a format as TensorRT writes it: the strides of N, C, H, W in vectors, with the width of the vectorized axis.
+    """Returns a format as TensorRT writes it: the strides of N, C, H, W in vectors, with the width of the vectorized axis
+    behind a colon.
 
     For example Half(24200,1:8,440,8). `shape`: the tensor's N, C, H, W.
     """
@@ -111,4 +114,5 @@ def _described(fmt: Format, shape: tuple[int, int, int, int]) -> str:
 
 
 def _ms(us: float, mark: str) -> str:
+    """Returns microseconds as text in milliseconds, after `mark`."""
     return f"{mark}{ms_of(us):.6g}"

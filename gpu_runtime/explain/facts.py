@@ -1,4 +1,4 @@
-"""The facts of each layer of an engine's plan, in one record, which tables, trace, annotated model and page show."""
+"""The facts of each layer of an engine's plan, in one record for tables, trace, annotated model and page."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from gpu_runtime.text import size_text
 
 Kind = Literal["sparse", "certain", "likely", "toss_up", "dense", "not_eligible", "other", "reformat", "noop"]
 SURE_KINDS: dict[str, Kind] = dict(zip(dict(SURE), ("certain", "likely", "toss_up"), strict=True))
-KINDS: dict[Kind, str] = {  # what each is called, in the order of the page's filters; "sparse": of a measured plan
+KINDS: dict[Kind, str] = {  # kind -> its name in texts, in the order of the page's filters; "sparse" only in measured plans
     "sparse": "sparse",
     **{kind: f"sparse, {word}" for word, kind in SURE_KINDS.items()},
     "dense": "dense",
@@ -25,9 +25,9 @@ KINDS: dict[Kind, str] = {  # what each is called, in the order of the page's fi
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """A layer of the plan with its sparsity row, None for a layer without weights.
+    """A layer of the plan with its sparsity row (`row`), None for a layer without weights.
 
-    `wide`: for each of its tensors that is FP32, a sentence on why FP16 cannot hold it.
+    `wide`: for each of the layer's FP32 tensors the sentence on why FP16 cannot hold it.
     """
 
     layer: Layer
@@ -36,21 +36,23 @@ class LayerFacts:
 
     @property
     def kind(self) -> Kind:
+        """The layer's kind by its verdict, and by how sure a sparse pick is: a key of KINDS."""
         if self.layer.type in ("reformat", "noop"):
             return "reformat" if self.layer.type == "reformat" else "noop"
         return SURE_KINDS.get(sureness(self.row), self.row.verdict) if self.row else "other"
 
     @property
     def formats(self) -> str:
+        """The formats of the layer's inputs and outputs: `fp16:chw -> fp16:hwc8`, or one format if they are the same."""
         ins, outs = ends_of(self.layer)
         return ins if ins == outs else f"{ins} -> {outs}"
 
     def range_us(self, sigma: float | None) -> tuple[float, float] | None:
-        """Returns the error band (low, high) of the layer's time in microseconds, or None where it is not known or nothing is
-        launched.
+        """Returns the error band (low, high) of the layer's time in microseconds; None if it is not known, or if the layer
+        launches nothing.
 
-        It is the band of the layer's best kernel if the record has one; else `sigma`, the relative error of all predictions,
-        gives it.
+        It is the band of the layer's best kernel if the record has this kernel, else the time plus and minus `sigma`, the
+        relative error of all predictions; None: the error is not known.
         """
         us = self.layer.time_us
         best = (self.row.best_sparse if self.layer.is_sparse else self.row.best_dense) if self.row else None
@@ -62,14 +64,14 @@ class LayerFacts:
 
 
 def ends_of(layer: Layer) -> tuple[str, str]:
-    """Returns (the formats of the inputs, the formats of the outputs), each as a text with commas and without repetitions."""
+    """Returns (the formats of the inputs, the formats of the outputs), each as one text with commas and without repetitions."""
     ins, outs = (", ".join(dict.fromkeys(str(t.format) for t in ts)) for ts in (layer.inputs, layer.outputs))
     return ins, outs
 
 
 def layer_rows(layers: Sequence[Layer]) -> list[list[int]]:
-    """Returns, for each row of a table, the numbers of the layers that it shows: one layer, or all pieces of a batch of
-    one op.
+    """Returns, for each row of a table of layers, the indices of the layers in it: one layer, or all pieces of a batch that one
+    op computes.
     """
     rows: list[list[int]] = []
     run: dict[str, list[int]] = {}
@@ -86,7 +88,7 @@ def layer_rows(layers: Sequence[Layer]) -> list[list[int]]:
 
 
 def pieces_text(record: EngineRecord) -> str:
-    """Returns the sentence on how the plan runs its batch in pieces; "" for a plan that does not."""
+    """Returns the sentence on the layers that run the batch in pieces, and the time without pieces; "" without such layers."""
     layers, p = record.plan.layers, record.plan.solution
     parts = [row for row in layer_rows(layers) if layers[row[0]].images]
     if not parts:

@@ -1,5 +1,8 @@
-"""Facts of a plan as every text has them: times, a predicted one with a `~`, ratios, probabilities, how sure the plan is, what
-it proves, counts of layers, and the network in a few sentences."""
+"""The words that all texts on a plan share: times, predicted ones with a `~`, ratios, probabilities, the sureness of picks, the
+proof of a plan, counts of layers, and the network in a few sentences.
+
+`record` is the plan to describe: an engine's, or an Outlook, a plan without an engine.
+"""
 
 import hashlib
 import math
@@ -15,14 +18,14 @@ from tactics.predict import RANGE
 from tactics.tactic import Tactic
 
 PREDICTED = Timing("predicted", "predicted")  # for predictions in the account of a measured plan
-SURE = (("certain", 0.95), ("likely", 0.75), ("toss-up", 0.0))  # what a pick is called, from which P(sparse faster) on
+SURE = (("certain", 0.95), ("likely", 0.75), ("toss-up", 0.0))  # (word for a sparse pick, the least P(sparse faster) for it)
 # fmt: off
 RESOURCES = {"mma": "tensor cores", "math": "tensor cores", "dram": "DRAM", "l2": "L2", "smem": "shared memory",
              "launch": "launch", "latency": "memory latency", "issue": "instruction issue", "alu": "arithmetic"}
 # fmt: on
-NO_GAIN = 1.05  # a smaller gain is not called worth retraining for
-MOST_NAMED = 3  # layers in which most of the gain of pruning is
-SHOWN_US = 0.005  # a smaller time would be written as 0.00 us
+NO_GAIN = 1.05  # speed-up; texts call a smaller one not worth retraining for
+MOST_NAMED = 3  # layers that a text names for the gain of pruning
+SHOWN_US = 0.005  # microseconds; a smaller time is written as 0.00 us
 DEFAULT = "the default where no GPU is found (another with --device)"
 
 
@@ -30,11 +33,16 @@ DEFAULT = "the default where no GPU is found (another with --device)"
 
 
 def us_text(us: float, timing: Timing, sign: str = "", unit: str = " us") -> str:
+    """Returns microseconds as text, with "~" before predicted ones.
+
+    >>> us_text(9.6, PREDICTED), us_text(1.5, PREDICTED, sign="+", unit="")
+    ('~9.60 us', '~+1.50')
+    """
     return f"{'~' if timing.is_predicted else ''}{us:{sign}.2f}{unit}"
 
 
 def ms_of(us: float) -> float:
-    """Returns microseconds in milliseconds, the unit of TensorRT's files."""
+    """Returns microseconds as milliseconds, the unit of TensorRT's files, rounded to picoseconds."""
     return round(us * 1e-3, 9)
 
 
@@ -43,14 +51,19 @@ def ratio_text(ratio: float) -> str:
 
 
 def chance_text(p: float) -> str:
-    """Writes a probability in percent, rounded down, so that it never looks larger than the word for it (`sure`) allows."""
+    """Returns a probability as text in percent, rounded down so that it fits the word for it (`sure`).
+
+    >>> chance_text(0.949), sure(0.949)
+    ('94 %', 'likely')
+    """
     return f"{math.floor(round(100 * p, 2))} %"
 
 
 def span_text(values: Sequence[float | None], write: Callable[[float], str]) -> str:
-    """Writes the smallest and the largest known value as "2 to 3", or as "2" if `write` gives the same text for both.
+    """Returns the smallest and the largest of the known values as text, "?" if no value is known. None: an unknown value.
 
-    `values`: None for an unknown one; "?" if all are unknown.
+    >>> span_text([3.0, None, 2.0], ratio_text), span_text([2.0, 2.001], ratio_text)
+    ('2.00x to 3.00x', '2.00x')
     """
     known = [v for v in values if v is not None]
     ends = dict.fromkeys((write(min(known)), write(max(known)))) if known else ("?",)
@@ -58,13 +71,17 @@ def span_text(values: Sequence[float | None], write: Callable[[float], str]) -> 
 
 
 def times_are(timing: Timing) -> str:
+    """Returns the clause on the origin of times, as "times are predicted(h200), marked ~"."""
     return f"times are {timing.label}{', marked ~' if timing.is_predicted else ''}"
 
 
 def summing(total: float, parts: Sequence[float]) -> list[float]:
-    """Rounds each part to hundredths, down or up, so that the rounded parts add up to the rounded total.
+    """Returns the parts, each rounded down or up to hundredths, so that they add up to the rounded total.
 
-    If the parts do not add up to the total in the first place, each is rounded to the nearest hundredth.
+    If the parts do not add up to the total before, each is rounded to the nearest hundredth.
+
+    >>> summing(1.0, (1 / 3, 1 / 3, 1 / 3))
+    [0.34, 0.33, 0.33]
     """
     below = [math.floor(100 * part) for part in parts]
     missing = round(100 * round(total, 2)) - sum(below)
@@ -84,34 +101,35 @@ def tactic_value(name: str) -> str:
     return "0x" + hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
-# ---- how sure it is
+# ---- the sureness of picks, the proof of a plan
 
 
 def sure(p: float) -> str:
-    """Returns the word ("sure", for example) for a kernel that is the faster one with probability `p`."""
+    """Returns the word of SURE ("likely", for example) for a kernel that is the faster one with probability `p`."""
     return next((word for word, least in SURE if p >= least), SURE[-1][0])
 
 
 def sureness(row: SparsityRow) -> str:
-    """Returns the word for how sure a sparse layer's choice is; "" for a layer that is not sparse, and for measured times."""
+    """Returns the word of SURE for a sparse layer's choice; "" for a layer that is not sparse, and for measured times."""
     return sure(row.p_sparse_faster) if row.verdict == "sparse" and row.p_sparse_faster is not None else ""
 
 
 def surenesses(sparsity: SparsityRecord) -> dict[str, int]:
-    """Returns word -> the number of layers that run sparse and are this sure; {} if times are measured or no layer runs
-    sparse.
+    """Returns word of SURE -> the number of layers that run sparse and have this word; {} if times are measured or no layer
+    runs sparse.
     """
     words = [sureness(row) for row in sparsity.rows for _ in row.layers if row.verdict == "sparse"]
     return {word: words.count(word) for word, _ in SURE} if any(words) else {}
 
 
 def sureness_text(sparsity: SparsityRecord) -> str:
+    """Returns the numbers of sparse layers by sureness as text, as "certain 12, likely 3"; "" if `surenesses` is empty."""
     return ", ".join(f"{word} {count}" for word, count in surenesses(sparsity).items())
 
 
 def proof_text(plan: PlanRecord, timing: Timing, status: str | None = None) -> str:
-    """Returns the sentence on what is proven of a plan: that no other has a smaller sum of times, or how near it is, or
-    neither.
+    """Returns the sentence on the proof of a plan: that no other plan has a smaller sum of times, by how much another may be
+    smaller, or that nothing is proven.
 
     `status`: the planner's status of another plan of the same engine (what_if); None: the engine's own plan. For predicted
     times the sum includes a premium for each sparse kernel, the price of its doubt.
@@ -156,9 +174,10 @@ def whose_text(record: Explained) -> str:
 
 
 def counts_text(sparsity: SparsityRecord) -> str:
-    """Returns the sentence on how many layers can run sparse, how many do, and how sure that choice is.
+    """Returns the sentence with the numbers of layers with weights, of eligible and of sparse ones, the latter also by
+    sureness.
 
-    A layer is a node of the model, even if one launch computes several of them.
+    A layer is a node of the model, even if one launch computes several nodes.
     """
     every, able, picked = len(sparsity.layers), len(sparsity.eligible), len(sparsity.picked)
     if not able:
@@ -169,8 +188,8 @@ def counts_text(sparsity: SparsityRecord) -> str:
 
 
 def dense_text(record: Explained) -> str:
-    """Returns the sentence on the plan's time without sparse kernels and on what these save; "" where no layer could run
-    sparse.
+    """Returns the sentence on the plan's time without sparse kernels and on the time that sparse kernels save; "" if no layer
+    could run sparse.
     """
     total, dense = record.solution.total_us, record.solution.rivals.all_dense_us
     if not record.sparsity.eligible or dense is None or record.sparsity.mode == "disable":
@@ -187,7 +206,7 @@ def dense_us(record: Explained) -> float:
 
 
 def fastest_dense_us(record: Explained) -> float:
-    """Returns the microseconds of the fastest dense plan: ours, or the estimate with a library's kernels where that is less."""
+    """Returns the microseconds of the fastest dense plan: our plan, or the estimate with a library's kernels if it is less."""
     library = record.solution.rivals.library
     return min(dense_us(record), library.us) if library else dense_us(record)
 
@@ -211,7 +230,7 @@ def library_text(record: Explained) -> str:
 def rates_text(plans: Sequence[Explained]) -> str:
     """Returns the sentence on the error of a library's estimated times, and on their source; "" if no plan has such times.
 
-    `plans`: all of one device.
+    `plans`: of one device.
     """
     found = [library for p in plans if (library := p.solution.rivals.library)]
     if not found:
@@ -228,9 +247,8 @@ def _gains(ratio: float) -> str:
 
 
 def gain_text(record: Explained) -> str:
-    """Returns the sentence on what 2:4 gains over the fastest dense plan known, ours or a library's.
-
-    "" if no layer could be sparse, or no dense plan was made.
+    """Returns the sentence on the gain by 2:4 over the fastest known dense plan, ours or a library's; "" if no layer could be
+    sparse, or if no dense plan was made.
     """
     total, rivals = record.solution.total_us, record.solution.rivals
     dense, library = rivals.all_dense_us, rivals.library
@@ -251,9 +269,8 @@ def gain_text(record: Explained) -> str:
 
 
 def range_text(record: Explained) -> str:
-    """Returns the words for the range of the time that all sparse kernels save together, given the errors of predictions.
-
-    "" where times are measured.
+    """Returns the words for the range of the time that all sparse kernels save together, given the errors of predictions; ""
+    for measured times.
     """
     span = record.sparsity.summary.saved_range_us if record.sparsity.summary else None
     if not span:
@@ -263,7 +280,7 @@ def range_text(record: Explained) -> str:
 
 
 def ceiling_text(record: Explained) -> str:
-    """Returns the words for the upper limit of the gain by 2:4; "" where it is not known."""
+    """Returns the words for the upper limit of the gain by 2:4: the least time of any 2:4 plan; "" if it is not known."""
     dense = record.solution.rivals.all_dense_us
     ceiling = record.sparsity.summary.ceiling_us if record.sparsity.summary else None
     if not record.sparsity.eligible or ceiling is None or not dense:
@@ -284,8 +301,8 @@ def pruned_text(sparsity: SparsityRecord) -> str:
 
 
 def network_lines(record: Explained) -> list[str]:
-    """Returns the network's summary, wrapped into lines: the gain by 2:4, eligible and picked layers, the time saved, the upper
-    limit of that, and a library's times.
+    """Returns the network's summary, wrapped into lines: the gain by pruning, the gain by 2:4, eligible and picked layers, the
+    times of the plan and of the dense plan, the upper limit of 2:4, and a library's times.
     """
     gain, library = gain_text(record), library_text(record)
     text = f"{counts_text(record.sparsity)}; the plan takes {us_text(record.solution.total_us, record.timing)}"
@@ -304,9 +321,7 @@ def network_lines(record: Explained) -> list[str]:
 
 
 def pruned_outlook(record: Explained) -> Outlook | None:
-    """Returns the predicted plan of the network with all weights pruned to 2:4, as an Outlook; None if no such plan was
-    made.
-    """
+    """Returns the predicted plan of the network with all weights pruned to 2:4; None if no such plan was made."""
     found = record.if_pruned
     if found is None:
         return None
@@ -319,7 +334,7 @@ def pruned_outlook(record: Explained) -> Outlook | None:
 
 
 def pruned_savings(found: IfPruned) -> list[tuple[SparsityRow, float]]:
-    """Returns (row, microseconds) for each layer that the pruned plan runs sparse, the largest first.
+    """Returns (row, microseconds) for each layer that the pruned plan (`found`) runs sparse, the largest time first.
 
     The microseconds are the time that the pruned plan would lose with this layer dense.
     """
@@ -340,10 +355,11 @@ def pruned_costs(record: Explained) -> dict[str, float]:
 
 
 def pruned_gains(found: IfPruned) -> tuple[float, float | None]:
-    """Returns two ratios: the time of the plan as it is / the pruned plan's, and a library's dense time / the pruned plan's.
+    """Returns (time of the plan with present weights / time of the pruned plan, a library's dense time / time of the pruned
+    plan).
 
-    The second is None if the library's time is not known. A record from an untrusted file may say that the pruned plan takes
-    no time: then (1.0, None).
+    The second is None if the library's time is not known. If the pruned plan takes no time, as a record from an untrusted file
+    may say, the result is (1.0, None).
     """
     total, library = found.solution.total_us, found.solution.rivals.library
     if not total:
@@ -352,8 +368,8 @@ def pruned_gains(found: IfPruned) -> tuple[float, float | None]:
 
 
 def pruning_text(record: Explained) -> str:
-    """Returns the sentences on the gain by pruning, the layers that it comes from, and the command; "" if no weights could
-    become 2:4.
+    """Returns the sentence on the gain by pruning, with the layers that gain most and the command that prunes; "" if no weights
+    could become 2:4.
     """
     found = record.if_pruned
     if found is None:
@@ -375,7 +391,7 @@ def pruning_text(record: Explained) -> str:
 
 
 def _where(found: IfPruned) -> str:
-    """Returns the words for the layers in which most of the gain lies."""
+    """Returns the words that name the layers with most of the pruned plan's gain, MOST_NAMED at most."""
     rows = pruned_savings(found)
     names = ", ".join(" + ".join(row.layers) for row, _ in rows[:MOST_NAMED])
     first, whole = (sum(us for _, us in of) for of in (rows[:MOST_NAMED], rows))

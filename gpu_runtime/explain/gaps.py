@@ -1,4 +1,4 @@
-"""How far each launch of a plan is above its floor: by kind of layer, and the worst layers."""
+"""The gap between the time of each launch of a plan and its floor, a lower bound: by kind of layer, and the worst layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -10,17 +10,17 @@ from gpu_runtime.text import printable, table, wrap
 from tactics.planner.grouping import grouped
 from tactics.roofline import least_us
 
-FAR, LONG_US = 5.0, 10.0  # times its floor, and microseconds: a launch above both is a defect of kernels or plan
-MOST_ROWS = 12
-Of = TypeVar("Of")  # what a group of launches has in common
+FAR, LONG_US = 5.0, 10.0  # time / floor, and microseconds: a launch above both is a defect of kernels or plan
+MOST_ROWS = 12  # rows of the table of launches farthest above their floors
+Of = TypeVar("Of")  # the key that the launches of a group share
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """One launch: the layer, its problem and tactic, its time `us` in the plan, and `floor_us`, the least time at the GPU's
-    peak rates.
+    """One launch of a plan: the layer's name, type, problem and tactic, its time `us`, and `floor_us`, the least time at the
+    GPU's peak rates.
 
-    `bound`: the resource that limits this floor (tactics.roofline.least_us).
+    `bound`: the resource that determines this floor (tactics.roofline.least_us).
     """
 
     layer: str
@@ -33,14 +33,17 @@ class Gap:
 
     @property
     def above_us(self) -> float:
+        """The microseconds by which the time exceeds its floor."""
         return self.us - self.floor_us
 
     @property
     def times(self) -> float:
+        """The time divided by its floor."""
         return self.us / self.floor_us
 
     @property
     def is_far(self) -> bool:
+        """Whether the launch takes more than FAR times its floor and more than LONG_US."""
         return self.times > FAR and self.us > LONG_US
 
 
@@ -57,7 +60,9 @@ def gaps(record: EngineRecord) -> tuple[Gap, ...]:
 
 
 def text(record: EngineRecord) -> str:
-    """Returns the report: a table of kinds of layers, a table of the launches farthest above their floors, and their number."""
+    """Returns the gaps as text: a table of kinds of layers, a table of the launches farthest above their floors, and the number
+    of launches that are far above theirs (Gap.is_far).
+    """
     found, timing = gaps(record), record.timing
     total, floor = sum(g.us for g in found), sum(g.floor_us for g in found)
     head = (
@@ -77,7 +82,7 @@ def text(record: EngineRecord) -> str:
 
 
 def alike(found: Sequence[Gap]) -> list[list[Gap]]:
-    """Groups launches with the same kernel, time and floor; the groups that are farthest above their floors come first."""
+    """Returns the launches in groups of equal kernel, time and floor; the groups farthest above their floors come first."""
     return [*_grouped(found, lambda g: (g.type, g.tactic, round(g.us, 2), round(g.floor_us, 2))).values()]
 
 
@@ -86,6 +91,7 @@ def _names(of: Sequence[Gap]) -> str:
 
 
 def _numbers(of: Sequence[Gap], timing: Timing) -> list[str]:
+    """Returns the cells of a group of launches: their number, time, floor, time above the floor, and time / floor."""
     us, floor = sum(g.us for g in of), sum(g.floor_us for g in of)
     return [str(len(of)), *(us_text(t, timing, unit="") for t in (us, floor, us - floor)), f"{us / floor:.1f}"]
 
@@ -96,15 +102,16 @@ def by_kind(found: Sequence[Gap]) -> dict[str, list[Gap]]:
 
 
 def _grouped(found: Sequence[Gap], key: Callable[[Gap], Of]) -> dict[Of, list[Gap]]:
+    """Returns key -> its launches; the groups that are farthest above their floors in total come first."""
     return dict(sorted(grouped((key(g), g) for g in found).items(), key=lambda item: -sum(g.above_us for g in item[1])))
 
 
 def data(record: EngineRecord) -> dict[str, Any]:
-    """Returns the gaps for JSON: "schema_version", "device" (its name), "timing" (the label of the times' origin) and
+    """Returns the gaps as a JSON object: "schema_version", "device" (its name), "timing" (the label of the times' origin) and
     "launches".
 
-    "launches" has a dict per launch, in the order of execution: the fields of Gap (times in microseconds), and "far",
-    whether the launch takes more than FAR times its floor and more than LONG_US.
+    "launches" has an object per launch, in the order of execution: the fields of Gap (times in microseconds), and "far",
+    Gap.is_far.
     """
     rows = [asdict(g) | {"far": g.is_far} for g in gaps(record)]
     return {"schema_version": 1, "device": record.device.name, "timing": record.timing.label, "launches": rows}

@@ -27,7 +27,7 @@ from tactics.problems.problem import (
 )
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
-Keys = dict[str, object]  # of TensorRT's JSON
+Keys = dict[str, object]  # an object of TensorRT's JSON
 
 SEPARATOR = "\u001e"  # between the ONNX nodes of one layer, as TensorRT writes it
 MOVE_TYPES = {
@@ -39,9 +39,9 @@ TRT_ACTIVATIONS = {"none": "NONE", "relu": "RELU"}
 
 
 def layer_info(record: EngineRecord) -> dict[str, object]:
-    """Returns TensorRT's detailed layer information as a JSON object, with the keys of TensorRT 10 and 11 and our own facts.
+    """Returns TensorRT's detailed layer information as a JSON object, with the keys of TensorRT 10 and 11.
 
-    Our own facts are extra scalars of the layers and of the object.
+    Facts that TensorRT has no keys for are extra scalars of the layers and of the object.
     """
     plan = record.plan
     bindings = [(t, "Input") for t in plan.inputs] + [(t, "Output") for t in plan.outputs]
@@ -63,8 +63,7 @@ def layer_info(record: EngineRecord) -> dict[str, object]:
 def limited(info: dict[str, object], verbosity: str) -> dict[str, object]:
     """Returns the part of the layer information that `verbosity` of --profilingVerbosity keeps.
 
-    "detailed": all of it; "layer_names_only": names of layers and bindings; "none": an empty list of layers, and the
-    bindings.
+    "detailed": all keys; "layer_names_only": the names of layers and bindings; "none": the names of bindings only.
     """
     layers: Any = info["Layers"] if verbosity == "layer_names_only" else ()
     return info if verbosity == "detailed" else {"Layers": [layer["Name"] for layer in layers], "Bindings": info["Bindings"]}
@@ -138,10 +137,10 @@ def layer_info_list(record: EngineRecord) -> list[Keys]:
 def profile(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = None) -> list[Keys]:
     """Returns trtexec's exported profile: {"count": iterations, "batch": images}, then an object per layer with times in ms.
 
-    The objects have five keys and are in layer order. `times_us[iteration][layer]`: measured times; None: the plan's own
-    times as one iteration. If those are predictions the first object has `"predicted": true`, because tools that take only
-    measurements must refuse it. Raises ValueError unless there is at least one iteration and each has a time for every
-    layer.
+    The objects of layers have five keys and are in layer order. `times_us[iteration][layer]`: measured times; None: the plan's
+    own times as one iteration. If the plan's times are predictions the first object has `"predicted": true`, because tools that
+    take only measurements must refuse the profile. Raises ValueError unless there is at least one iteration and each has a
+    time for every layer.
     """
     layers = record.plan.layers
     runs = [[layer.time_us for layer in layers]] if times_us is None else [list(run) for run in times_us]
@@ -190,11 +189,11 @@ def _layer_type(layer: Layer) -> str:
     }.get(kind, kind)
 
 
-# ---- parameters, by what is computed
+# ---- parameters, by the layer's problem
 
 
 def _parameters(layer: Layer, timing: Timing) -> Keys:
-    """Returns the JSON keys for a launched layer's parameters: TensorRT's own keys, and ours where TensorRT has none."""
+    """Returns the JSON keys of a launched layer's parameters: TensorRT's keys, and our own where TensorRT has none."""
     p: Any = layer.problem
     if p and p.PARTS and isinstance(chain := p.parts[-1], PointwiseProblem):
         stages = _pointwise(chain, len(chain.tensors))
@@ -250,9 +249,9 @@ def _pointwise(p: PointwiseProblem, num_inputs: int) -> Keys:
 
 
 def _expression(i: int, stage: str, args: list[str]) -> str:
-    """Returns operation i of a pointwise kernel as TensorRT writes it, a C++ line that defines var`i` from var`i - 1`.
+    """Returns operation i of a pointwise kernel as TensorRT writes it, a C++ line that defines var{i} from var{i - 1}.
 
-    `stage`: such as clip(0,6) or add(t1); `args`: the names of the kernel's inputs, t0 first.
+    `stage`: such as clip(0,6) or add(t1); `args`: the names of the kernel's inputs t0, t1, ...
     """
     op, _, inside = stage.rstrip(")").partition("(")
     before = f"var{i - 1}" if i else args[0]
@@ -261,8 +260,8 @@ def _expression(i: int, stage: str, args: list[str]) -> str:
 
 
 def _conv(layer: Layer, p: Any) -> Keys:
-    """Returns the keys of a convolution. For two convolutions in one launch: input sizes of the first, output sizes of the
-    second.
+    """Returns the keys of a convolution with problem `p`. For two convolutions in one launch: padding, stride and dilation of
+    the first, output channels of the second.
     """
     reads = p.parts[0]
     act = " ".join(str(act) for act in (p.epilogue.act, p.epilogue.last) if act != NONE) or "none"
@@ -300,10 +299,10 @@ def _weights_type(layer: Layer) -> str:
 
 
 def _pad(p: ConvProblem | ConvTransposeProblem) -> tuple[int, ...]:
-    """Returns the padding (top, left, bottom, right). For a transposed convolution: the pixels cut from the output on each
-    side.
+    """Returns the padding (top, left, bottom, right) of a convolution; of a transposed one, the pixels cut from each side of
+    the output.
 
-    The output padding of a transposed convolution reduces the last two.
+    The output padding of a transposed convolution reduces bottom and right.
     """
     if isinstance(p, ConvProblem):
         return p.pad
@@ -317,7 +316,7 @@ def _padding(pad: Sequence[int]) -> Keys:
 
 
 def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys:
-    """Returns the layer's sparsity row as scalars with JSON keys; keys without a value are left out."""
+    """Returns the layer's sparsity row as JSON keys with scalar values; keys without a value are left out."""
     keys: dict[str, object] = {
         "SparsityLayers": len(row.layers),
         "SparsityEligibleLayers": len(row.able),
@@ -354,7 +353,7 @@ def _sparsity_keys(layer: Layer, row: SparsityRow, record: EngineRecord) -> Keys
 def _scalars(prefix: str, found: KernelTime | OtherChoice | LibraryKernel | Floor | None) -> Keys:
     """Returns the fields of a record that differ from their defaults, as JSON keys that begin with `prefix`; {} for None.
 
-    Times become milliseconds, and the input's and output's format one text.
+    Times become milliseconds; the formats of input and output become one text.
     """
     keys: Keys = {}
     for field in fields(found) if found else ():
@@ -407,8 +406,8 @@ def _io_tensor(t: Bound, mode: str) -> Keys:
 
 
 def _clean(name: str) -> str:
-    """Returns a name that graph viewers can draw: without markup, control characters and TensorRT's suffix for a shape
-    profile.
+    """Returns a name that graph viewers can draw: without markup, control characters and the brackets of TensorRT's suffix for
+    a shape profile.
     """
     name = re.sub(r"\[profile +(\d+)\]", r"(profile \1)", name)
     name = name.translate(str.maketrans("<>&|", "()+/"))
@@ -424,9 +423,9 @@ def _layer_names(plan: PlanRecord) -> list[str]:
 
 
 def trt_profile_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a profile (see `profile`) as the text that trtexec's --dumpProfile prints.
+    """Returns the text that trtexec's --dumpProfile prints. `records`: a profile, as `profile` returns it.
 
-    Times are in microseconds if every layer takes less than a millisecond, because four decimals of ms would show little.
+    Times are in microseconds if every layer takes less than a millisecond, because four decimals of ms would show few digits.
     """
     head, layers = records[0], records[1:]
     mark = " predicted times, nothing was run" if head.get("predicted") else ""

@@ -1,4 +1,6 @@
-"""What a build prints, on one screen: TensorRT's two lines, the plan's time, and every layer with weights under its reason."""
+"""The text that a build prints, one screen long: TensorRT's two lines, the plan's time, every layer with weights under its
+reason.
+"""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -26,15 +28,16 @@ from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import EngineRecord
 from gpu_runtime.text import listed, printable, several, wrap
 
-MOST_LINES, MOST_LINES_LARGE, LARGE = 40, 60, 100  # lines of a log; of that of a network with more layers than LARGE
+MOST_LINES, MOST_LINES_LARGE, LARGE = 40, 60, 100  # lines of a log, and of the log of a network of more than LARGE layers
 FACT = 10  # columns of a fact's key
-VERDICT = 4  # lines on what pruning would gain
-MOST_NAMES = 6  # of a fact
+VERDICT = 4  # lines on the gain by pruning
+MOST_NAMES = 6  # names in a fact
 FACTS = ("pruning", "sparsity", "time", "batches", "library", "ceiling", *NOTED)
 INDENT = 6  # columns before a row's further lines
 
 
 def most_lines(record: EngineRecord) -> int:
+    """Returns the largest number of lines that the log of a build may have."""
     layers = max(len(record.plan.layers), sum(len(row.layers) for row in record.sparsity.rows))
     return MOST_LINES if layers <= LARGE else MOST_LINES_LARGE
 
@@ -42,8 +45,8 @@ def most_lines(record: EngineRecord) -> int:
 def log_text(record: EngineRecord, width: int, most: int) -> str:
     """Returns the log of a build: at most `most` lines of at most `width` columns.
 
-    TensorRT's two lines are longer and whole, because programs read them. Facts are shortened where the names of eligible
-    layers need their room.
+    TensorRT's two lines may be longer, since programs read them whole. Facts are shortened where the names of eligible layers
+    need their room.
     """
     sparsity = record.sparsity
     head = wrap(pruned_text(sparsity), width) if sparsity.mode == "force" else wrap(pruning_text(record), width)[:VERDICT]
@@ -55,7 +58,7 @@ def log_text(record: EngineRecord, width: int, most: int) -> str:
     head += wrap(printable(whose_text(record)), width)[:2]
     head += tensorrt_lines(sparsity)
     paragraphs, facts, rooms = _grouped(record), plan_facts(record, FACTS, MOST_NAMES), []
-    for room in (3, 2, 1):  # lines of a fact
+    for room in (3, 2, 1):  # largest number of lines of a fact
         lines = listed(facts, FACT, width, room)
         rooms.append((lines, most - len(head) - len(lines) - 2))  # two empty lines
     some = 2 * len(paragraphs)
@@ -96,7 +99,7 @@ def written_lines(record: EngineRecord, width: int, name: str | None, nbytes: in
 class _Row:
     """A row of the log: a head and the names of layers, which `write` turns into shorter texts.
 
-    `rank`: if several rows need more lines than there are, the one with the lowest rank gets them; `indent`: columns before
+    `rank`: if several rows need more lines than there are, the row with the lowest rank gets them; `indent`: columns before
     the second and later lines.
     """
 
@@ -107,17 +110,18 @@ class _Row:
     write: Callable[[Sequence[str]], list[str]]
 
     def lines(self, width: int, texts: Sequence[str]) -> list[str]:
+        """Returns the row's lines of at most `width` columns, with `texts` in place of all names."""
         return packed(self.head, texts, width, self.indent)
 
     def need(self, width: int) -> int:
-        """Returns the number of lines that show all names."""
+        """Returns the number of lines of at most `width` columns that show all names."""
         return len(self.lines(width, self.write(self.names)))
 
 
 def _allotted(rows: Sequence[_Row], width: int, total: int) -> list[int]:
     """Returns the number of lines for each row, `total` in all: one line each, then more by rank.
 
-    Among rows of one rank, those that need few lines get all of them, and the others share the rest equally.
+    Among rows of one rank, rows that need few lines get all of these, and the others share the remaining lines equally.
     """
     needs = [row.need(width) for row in rows]
     given = [1] * len(rows)
@@ -138,8 +142,8 @@ def _listed(row: _Row, width: int, most: int) -> list[str]:
 
 
 def _grouped(record: EngineRecord) -> list[_Row]:
-    """Returns a row for each verdict and reason; one reason has several rows by how sure the picks are, and for merged
-    branches.
+    """Returns the log's rows, one for each verdict and reason. A reason has several rows where picks are sure to different
+    degrees, and one of its own for merged branches.
     """
     verdicts, reasons, words = ("sparse", "dense", "not_eligible"), [*REASONS], ["", *dict(SURE)]
     groups: dict[tuple[int, int, int, bool], list[SparsityRow]] = {}
@@ -151,6 +155,7 @@ def _grouped(record: EngineRecord) -> list[_Row]:
 
 
 def _row(rows: Sequence[SparsityRow], record: EngineRecord) -> _Row:
+    """Returns the log's row for sparsity rows with the same verdict and reason."""
     first, names = rows[0], [name for row in rows for name in row.layers]
     count, costs = len(names), pruned_costs(record)
     if first.reason == "pattern_violation" and costs:

@@ -1,4 +1,4 @@
-"""What an ONNX model contains, and whether and how an engine can be built from it."""
+"""The contents of an ONNX model, and the command that builds an engine from it, or the reason why none can be built."""
 
 import os
 import warnings
@@ -13,13 +13,13 @@ from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.text import first_of, listed, printable, several, size_text
 
-MOST_SHOWN = 100  # of kinds of operators, and of nodes without a kernel; JSON has all
+MOST_SHOWN = 100  # kinds of operators, and nodes without a kernel, that the text lists; JSON lists all
 
 
 @bounded
 def model_info(path: str | os.PathLike) -> ModelInfo:
-    """Read an ONNX model, try all stages before planning, and return its contents and the problem that prevents an engine, if
-    any.
+    """Read an ONNX model, try all stages of a build before planning, and return its contents, with the problem that prevents an
+    engine, if any.
 
     Raises ModelError only if the file is not an ONNX model.
     """
@@ -31,11 +31,11 @@ def model_info(path: str | os.PathLike) -> ModelInfo:
 def _tried(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, str]:
     """Returns (the number of layers of the lowered and fused network, ""), or (0, the reason why the model cannot be lowered).
 
-    `shapes`: input -> shape.
+    `shapes`: input -> shape, for inputs with dynamic sizes.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an open batch: it is shown
+            warnings.simplefilter("ignore")  # on an open batch, which the text shows
             return len(fuse.fuse(lower.lower(importer.read(path, shapes=shapes))).ops), ""
     except ModelError as e:
         return 0, str(e).removeprefix(f"{path}: ").removeprefix(f"{path.stem}: ")
@@ -55,7 +55,7 @@ def text(info: ModelInfo) -> str:
         ("sparsity", info.sparsity),
     ]
     if info.unsupported:
-        kinds = {node.partition(" ")[0]: node for node in info.unsupported[::-1]}  # of each operator
+        kinds = {node.partition(" ")[0]: node for node in info.unsupported[::-1]}  # operator -> its first node
         nodes = dict.fromkeys([*reversed(kinds.values()), *info.unsupported])
         rows.append(("missing", f"{len(info.unsupported)} nodes have no kernel here: {first_of(list(nodes), MOST_SHOWN)}"))
     if info.problem:

@@ -1,4 +1,4 @@
-"""Names of layers: many in little room, as `layer{1..3}.0/conv{1,2}`, and found again by such a text or by a pattern."""
+"""Names of layers: many of them as one short text, `layer{1..3}.0/conv{1,2}`, and layers by such a text or by a pattern."""
 
 import difflib
 import fnmatch
@@ -12,23 +12,26 @@ from typing import TypeVar
 from gpu_runtime.runtime.plan_record import PlanRecord
 from gpu_runtime.text import first_of, printable
 
-Parts = tuple[tuple[str, ...], ...]  # of a name, each with all values that it takes
+Parts = tuple[tuple[str, ...], ...]  # the parts of several alike names: for each part all of its values
 Row = TypeVar("Row")
 BRACES = re.compile(r"\{([^{}]*)\}")
 SHOWN = 4  # names that an error proposes
-MOST_PATTERNS = 10_000  # that braces may stand for
-LONG = 300  # characters of a name that is compared with no other one
+MOST_PATTERNS = 10_000  # texts that the braces of one pattern may stand for
+LONG = 300  # characters; a longer name is not compared with other names
 
 
-# ---- many names in little room
+# ---- many names as one short text
 
 
 def grouped(names: Iterable[str]) -> list[str]:
-    """Returns fewer names: names that differ in one number or word only become one, with both values in a shell's braces.
+    """Returns fewer names: names that differ in one number or word only become one, with all values in a shell's braces.
 
-    The order is that of the first names; layer1.conv and layer2.conv become layer{1,2}.conv.
+    Each is at the place of the first of its names.
+
+    >>> grouped(["layer1.conv", "fc", "layer2.conv", "layer3.conv"])
+    ['layer{1..3}.conv', 'fc']
     """
-    found: dict[object, list[Parts]] = {}  # by what the names have in common: all but numbers and words
+    found: dict[object, list[Parts]] = {}  # the name without its numbers and words -> the parts of names that share it
     for name in dict.fromkeys(names):
         alone = len(name) > LONG or re.search(r"[{}]|\.\.", name)
         parts = [name] if alone else re.findall(r"\d+|[^\W\d_]+|[\W_]", name)
@@ -38,7 +41,9 @@ def grouped(names: Iterable[str]) -> list[str]:
 
 
 def _merged(names: list[Parts]) -> list[Parts]:
-    """Merges names, split into parts with a tuple of values each, that differ in one part, until no two of them do."""
+    """Merges names that differ in one part only, until no two such names are left. A name is a tuple of parts, and a part a
+    tuple of values.
+    """
     before, vary = None, [i for i in reversed(range(len(names[0]))) if len({parts[i] for parts in names}) > 1]
     while before != len(names):
         before = len(names)
@@ -52,7 +57,11 @@ def _merged(names: list[Parts]) -> list[Parts]:
 
 
 def _braced(values: tuple[str, ...]) -> str:
-    """Writes the values of one part: a single one as it is, several in braces, three or more consecutive numbers as `1..3`."""
+    """Returns the values of one part as text: one value as it is, several in braces.
+
+    >>> _braced(("a",)), _braced(("a", "b")), _braced(("1", "2", "3", "7"))
+    ('a', '{a,b}', '{1..3,7}')
+    """
     if len(values) == 1:
         return values[0]
     if not all(v.isdecimal() and str(int(v)) == v for v in values):
@@ -68,14 +77,14 @@ def _braced(values: tuple[str, ...]) -> str:
 def fitting(
     names: Sequence[str], fits: Callable[[list[str]], bool], write: Callable[[Sequence[str]], list[str]] = grouped
 ) -> list[str]:
-    """Returns `write` applied to as many of the first names as `fits` accepts, followed by the number of names left out.
+    """Returns the texts that `write` makes of the first names, as many as fit, and a last text with the number of other names.
 
-    `fits`: whether these texts have room. If all names fit, no number follows.
+    `fits`: returns whether these texts have room. If all names fit, no number follows.
     """
     whole = write(names)
     if fits(whole):
         return whole
-    least, most = 0, len(names)  # the first fits, or nothing does; the second does not
+    least, most = 0, len(names)  # `least` names fit, or no name does; `most` names do not
     while most - least > 1:
         tried = (least + most) // 2
         least, most = (tried, most) if fits(_and_more(write(names[:tried]), len(names) - tried)) else (least, tried)
@@ -83,6 +92,7 @@ def fitting(
 
 
 def _and_more(texts: list[str], more: int) -> list[str]:
+    """Returns the texts with a last text on the number of further names."""
     return [*texts, f"and {more} more" if texts else f"{more} layers"]
 
 
@@ -105,7 +115,7 @@ def packed(head: str, texts: Sequence[str], width: int, indent: int) -> list[str
 
 
 def _words(text: str, room: int) -> list[str]:
-    """Cuts a text into parts of at most `room` characters, after one of / . _ or a space where possible."""
+    """Returns a text cut into parts of at most `room` characters, after one of / . _ or a space where possible."""
     return [part for word in re.findall(r"[^/._ ]*[/._ ]*", text) for part in re.findall(f".{{1,{room}}}", word)]
 
 
@@ -113,9 +123,9 @@ def _words(text: str, room: int) -> list[str]:
 
 
 def others_of(plan: PlanRecord) -> Callable[[str, Iterable[str]], list[str]]:
-    """Returns a function (name of a row, names of its layers) -> further names by which users may know these layers.
+    """Returns a function (name of a row, names of the row's layers) -> further names by which users may know these layers.
 
-    These are the names of their ONNX nodes and of their weights ("conv1.weight").
+    Further names are the names of the layers' ONNX nodes and of their weights ("conv1.weight").
     """
     nodes = {layer.layer or layer.op_name: layer.nodes for layer in plan.layers}
     return lambda name, layers: [*nodes.get(name, ()), *(f"{layer}.weight" for layer in (name, *layers))]
@@ -128,11 +138,11 @@ def matching(
     what: str,
     others: Callable[[Row], Iterable[str]] = lambda _: (),
 ) -> list[Row]:
-    """Returns the rows that `wanted` names: by a name, else by a pattern, else as a part of the names of a single row.
+    """Returns the rows that the text `wanted` names: by a whole name, else by a pattern, else by a part of one row's names.
 
-    Patterns are a shell's (`layer3.*`, `conv[12]`) with braces (`layer{1..3}/conv`). `names`: gives a row's names; `others`:
-    gives further names, which messages do not propose. `what`: the kind of thing that is named, for messages. Raises
-    ValueError if no row fits, or if `wanted` is a part of several rows' names.
+    Patterns are a shell's (`layer3.*`, `conv[12]`) with braces (`layer{1..3}/conv`). `names`: returns a row's names; `others`:
+    returns further names of a row, which messages do not propose. `what`: the noun for a row, for messages. Raises ValueError
+    if no row fits, or if `wanted` is a part of several rows' names.
     """
     known = [(row, tuple(names(row))) for row in rows]
     for called in (known, [(row, tuple(others(row))) for row in rows]):
@@ -154,7 +164,7 @@ def matching(
 
 
 def _fits(text: str) -> Callable[[str], bool]:
-    """Returns a function that says whether a name fits the pattern `text`: a shell's pattern, with braces as `grouped` writes
+    """Returns the function that tests whether a name fits the pattern `text`, a shell's pattern with braces as `grouped` writes
     them.
     """
     pieces = [_values(part) if i % 2 else [part] for i, part in enumerate(BRACES.split(text))]
@@ -165,7 +175,11 @@ def _fits(text: str) -> Callable[[str], bool]:
 
 
 def _values(text: str) -> list[str]:
-    """Returns the values that stand in braces: `1..3,7` gives 1, 2, 3 and 7, as texts."""
+    """Returns the values that a text in braces stands for.
+
+    >>> _values("1..3,7")
+    ['1', '2', '3', '7']
+    """
     values: list[str] = []
     for item in text.split(","):
         ends = re.fullmatch(r"(\d{1,4})\.\.(\d{1,4})", item)

@@ -1,4 +1,4 @@
-"""What there is to say about a plan as a whole: each fact in words once, by its key. Views choose keys."""
+"""The facts of a plan as a whole, in words, each under a key of FACTS; the views of a plan choose the keys that they show."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,17 +10,17 @@ from gpu_runtime.runtime.findings import Apart
 from gpu_runtime.runtime.plan_record import FORMAT_VERSION, EngineRecord, Memory
 from gpu_runtime.text import printable, several, size_text, versus
 
-ORIGIN = ("model", "device", "times", "driver", "policy", "made by", "format", "kernels")  # of the engine
-# What is out of the ordinary in a plan, which every view shows.
+ORIGIN = ("model", "device", "times", "driver", "policy", "made by", "format", "kernels")  # facts of the engine's origin
+# Facts that only a plan out of the ordinary has, which every view shows.
 NOTED = ("int8", "pieces", "whole", "in place", "replaced", "left out", "merged", "FP32", "scaled", "overflow", "compared")
-Most = int | None  # names or tensors that a fact lists; None for all
+Most = int | None  # the largest number of names or tensors that a fact lists; None for all
 
 
 def plan_facts(record: EngineRecord, keys: Iterable[str], most: Most = None) -> list[tuple[str, str]]:
-    """Returns (key, printable text) for those of the asked facts (`keys` of FACTS) that the plan has.
+    """Returns (key, printable text) for each of `keys`, keys of FACTS, whose fact the plan has.
 
-    A fact of several paragraphs has its key at the first one and "" at the others. `most`: the largest number of items in a
-    list; None: all.
+    A fact of several paragraphs has its key at the first paragraph and "" at the others. `most`: the largest number of items
+    in a list; None: all.
     """
     found = [(key, FACTS[key](record, most)) for key in keys]
     texts = [(key, [text] if isinstance(text, str) else text) for key, text in found]
@@ -28,16 +28,22 @@ def plan_facts(record: EngineRecord, keys: Iterable[str], most: Most = None) -> 
 
 
 def _some(items: Sequence[str], most: Most, sep: str = ", ") -> str:
+    """Returns the first `most` items, joined by `sep`, and the number of the others."""
     more = [] if most is None or len(items) <= most else [f"{len(items) - most} more"]
     return sep.join([*items[:most], *more])
 
 
+# ---- times
+
+
 def _time(record: EngineRecord, _: Most) -> str:
+    """Returns the plan's time, its proof, and the time without sparse kernels."""
     time = f"{us_text(record.solution.total_us, record.timing)}, {proof_text(record.plan, record.timing)}"
     return "; ".join(filter(None, (time, dense_text(record))))
 
 
 def _total(record: EngineRecord, _: Most) -> str:
+    """Returns the plan's time, its proof, the planner's method, and the time of reformats."""
     plan, timing, p = record.plan, record.timing, record.plan.solution
     reformats = [layer.time_us for layer in plan.layers if layer.type == "reformat"]
     noops = sum(layer.type == "noop" for layer in plan.layers)
@@ -49,6 +55,7 @@ def _total(record: EngineRecord, _: Most) -> str:
 
 
 def _calls(record: EngineRecord, _: Most) -> str:
+    """Returns the number and time of layers that a library's function computes; "" without such layers."""
     found = [layer.time_us for layer in record.plan.layers if layer.type == "library"]
     basis = ", estimated as one launch that moves each byte once" if record.timing.is_predicted else ""
     together = us_text(sum(found), record.timing)
@@ -56,6 +63,7 @@ def _calls(record: EngineRecord, _: Most) -> str:
 
 
 def _whole(record: EngineRecord, _: Most) -> str:
+    """Returns the measured time of the whole network; "" if it was not measured."""
     p = record.solution
     if p.measured_us is None:
         return ""
@@ -63,6 +71,8 @@ def _whole(record: EngineRecord, _: Most) -> str:
 
 
 def _in_place(record: EngineRecord, _: Most) -> str:
+    """Returns the three layers whose times within the network differ most from their times alone."""
+
     def text(a: Apart) -> str:
         at = f" behind {a.behind}" if a.behind else ""
         return f"{a.layer} took {us_text(a.us, record.timing)}{at}, {us_text(a.alone_us, record.timing)} alone"
@@ -72,6 +82,7 @@ def _in_place(record: EngineRecord, _: Most) -> str:
 
 
 def _replaced(record: EngineRecord, _: Most) -> list[str]:
+    """Returns a paragraph for each tactic that was replaced because the whole network is faster with another one."""
     times = [[us_text(us, record.timing) for us in (r.after_us, r.before_us)] for r in record.solution.replaced]
     return [
         f"{r.op}: {r.after.partition('__')[0]} for {r.before.partition('__')[0]}, as the whole took {after} instead of {before}"
@@ -80,6 +91,7 @@ def _replaced(record: EngineRecord, _: Most) -> list[str]:
 
 
 def _int8(record: EngineRecord, most: Most) -> list[str]:
+    """Returns paragraphs on the number of layers in INT8, and on the layers that stay in FP16, by reason."""
     against = record.plan.int8
     if not against:
         return []
@@ -99,6 +111,7 @@ def _merged(record: EngineRecord, _: Most) -> str:
 
 
 def _rivals(record: EngineRecord, _: Most) -> str:
+    """Returns the times of the best plans under other conditions: dense, in one format, layer by layer."""
     total, rivals = record.solution.total_us, record.solution.rivals
     single, whose = rivals.best_single_format, "" if rivals.own_us is None else "this batch alone: "
     named = [
@@ -116,17 +129,18 @@ def _memory(record: EngineRecord, _: Most) -> str:
 
 
 def _least(memory: Memory) -> str:
-    """Compares the activations' arena with the most that is alive at once: no packing can take less."""
+    """Returns the words that compare the activations' arena with the most bytes alive at once, its lower bound."""
     bound, total = memory.largest_live_bytes, memory.activation_bytes
     if total <= bound:
         return " (proven minimal for this order: all of it is live at once)"
     return f" ({size_text(bound)} is live at once: at most {100 * (total - bound) / total:.2f} % could be saved)"
 
 
-# ---- what FP16 cannot hold, and what was done about it
+# ---- tensors that FP16 cannot hold, and their cures
 
 
 def _wide(record: EngineRecord, most: Most) -> list[str]:
+    """Returns the names of layers with FP32 tensors, and the reasons."""
     wide = {f.layer.op_name: f.wide for f in facts_of(record) if f.wide}
     names = fitting([*wide], lambda texts: most is None or len(texts) <= most, list if most is None else grouped)
     reasons = [*dict.fromkeys(why for whys in wide.values() for why in whys)]
@@ -135,6 +149,7 @@ def _wide(record: EngineRecord, most: Most) -> list[str]:
 
 
 def _scaled(record: EngineRecord, most: Most) -> str:
+    """Returns the tensors that are stored scaled by a power of two, since FP16 cannot hold them; "" without such tensors."""
     found = record.plan.range
     high = {t: v for t, v in found.high if v is not None} if found else {}
     scaled = {t: e for t, e in found.exponents.items() if high.get(t)} if found else {}
@@ -145,14 +160,15 @@ def _scaled(record: EngineRecord, most: Most) -> str:
 
 
 def _overflow(record: EngineRecord, most: Most) -> str:
+    """Returns the tensors that may exceed FP16's range, with the reasons why no cure was possible; "" without such tensors."""
     stuck = record.plan.range.stuck if record.plan.range else ()
     texts = [f"{t!r}: {why}" for t, why in stuck]
     return f"{len(stuck)} tensors may exceed FP16's range: {_some(texts, most and 2, '; ')}" if stuck else ""
 
 
 def _compared(record: EngineRecord, most: Most) -> str:
-    """Returns the words for the plan's errors against FP32; "" without a comparison. With a limit `most`: only what is
-    wrong.
+    """Returns the words for the plan's errors against FP32; "" without a comparison. With a limit `most`: only wrong tensors,
+    "" if there are none.
     """
     found = record.plan.range.compared if record.plan.range else None
     if found is None or (most and not (found.skipped or found.far)):
@@ -165,7 +181,7 @@ def _compared(record: EngineRecord, most: Most) -> str:
     return f"with FP32 on the calibration input: {'; '.join(parts)}" if parts else ""
 
 
-# ---- where the engine comes from
+# ---- the engine's origin
 
 
 def _kernels(record: EngineRecord, _: Most) -> str:
@@ -177,6 +193,7 @@ def _launches(record: EngineRecord, _: Most) -> str:
     return f"{len(record.plan.steps)}" + (f", including {calls} of a library" if calls else "")
 
 
+# Key -> the function that returns the fact in words, one text or several paragraphs; "" or [] where the plan lacks it.
 FACTS: dict[str, Callable[[EngineRecord, Most], str | list[str]]] = {
     "model": lambda record, _: f"{record.model.name}, sha256 {record.model.sha256}",
     "device": lambda record, _: str(record.device),

@@ -1,4 +1,4 @@
-"""The plans of an engine for several sizes of inputs, beside each other: time, time per image, memory and weights of each."""
+"""The plans of an engine for several sizes of inputs, in one table: time, time per image, memory and weights of each."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,13 @@ from tactics.launches import section_bytes
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One plan of an engine, with the inputs that it runs.
+    """One plan of an engine, with the sizes of inputs that it runs.
 
-    `inputs`: their shapes in words; `first` to `batch`: the numbers of images that this plan runs; `us` and `us_per_image`:
-    its time for `batch` images; `own_us`: the time of a plan without --batchInvariant, None if there is no other.
-    `weight_bytes`: bytes of the weights that it reads, `own_bytes`: of those that no other plan reads; None if other kernel
-    sources made the engine, since only these know. `shown`: it is the plan that tools show.
+    `inputs`: the inputs' shapes as text; `first` to `batch`: the numbers of images that this plan runs; `us` and
+    `us_per_image`: its time for `batch` images; `own_us`: the time of the plan for this batch without --batchInvariant, None
+    in an engine built without it. `arena_bytes`: bytes of activations. `weight_bytes`: bytes of the weights that the plan
+    reads, `own_bytes`: bytes of the weights that no other plan reads; None if the engine was built with other kernel sources,
+    which these numbers depend on. `shown`: it is the plan that tools show.
     """
 
     inputs: str
@@ -33,7 +34,9 @@ class Point:
 
 
 def points(record: EngineRecord) -> tuple[Point, ...]:
-    """Returns a Point for each plan, by profile (size of image) and rising batch; a single one for an engine of one size."""
+    """Returns a Point for each plan, ordered by profile (size of image), then by rising batch; one Point for an engine of one
+    size.
+    """
     used = [_sections(record, plan) for plan in record.plans]
     profiles = record.profiles or (Profile(1, 1, 1, (0,), (), None),)
     found = []
@@ -57,8 +60,8 @@ def points(record: EngineRecord) -> tuple[Point, ...]:
 
 
 def _sections(record: EngineRecord, plan: PlanRecord) -> dict[str, Section]:
-    """Returns name -> section for each section of weights that a plan reads; {} for a plan without steps (made by other kernel
-    sources).
+    """Returns name -> section for each section of weights that a plan reads; {} for a plan without steps, which was built with
+    other kernel sources.
     """
     found, stored = {}, record.weight_sections
     for layer in plan.layers if plan.steps else ():
@@ -70,7 +73,7 @@ def _sections(record: EngineRecord, plan: PlanRecord) -> dict[str, Section]:
 
 
 def points_text(record: EngineRecord) -> str:
-    """Returns a table with a row for each plan; "" for an engine of one size."""
+    """Returns a table with a row for each plan, and sentences on memory and equal bits; "" for an engine of one size."""
     if not record.profiles:
         return ""
     found, timing = points(record), record.timing
@@ -103,10 +106,10 @@ def points_text(record: EngineRecord) -> str:
 
 
 def size_options(record: EngineRecord) -> list[str]:
-    """Returns the options of `build-engine` that ask for the engine's sizes: --shapes, or --minShapes, --optShapes and
-    --maxShapes.
+    """Returns the options of `build-engine` for the engine's sizes: --shapes for one size, or --minShapes, --optShapes and
+    --maxShapes for a range of batches.
 
-    The three stand for a range of batches; --profile=N precedes them where there are several profiles.
+    --profile=N precedes the options of profile N if there are several profiles.
     """
     given = record.flags.shapes
     if not record.profiles:
@@ -125,11 +128,12 @@ def size_options(record: EngineRecord) -> list[str]:
 
 
 def _images(p: Point) -> str:
+    """Returns the numbers of images that a plan runs, as `1..8`, or `8`."""
     return f"{p.first}..{p.batch}" if p.first < p.batch else str(p.batch)
 
 
 def _bits_text(record: EngineRecord, profile: Profile) -> str:
-    """Returns the sentence on which plans of a profile compute the same bits for an image."""
+    """Returns the sentence that names the plans of a profile that compute the same bits for an image."""
     sizes = batches(record, profile)
     groups = agreeing([record.plans[number].layers for number in profile.plans])
     if not groups[1:]:

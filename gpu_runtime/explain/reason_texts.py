@@ -1,5 +1,6 @@
-"""What each reason of a sparsity row means to people: one table, which the log, the tables, the full account and the comparison
-of devices read."""
+"""The texts for each reason of a sparsity row, in one table (REASONS) for the log, the tables, the full account and the
+comparison of devices.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from gpu_runtime.runtime.plan_record import EngineRecord, Explained, Timing
 from gpu_runtime.text import lost_text, several, share_text
 from tactics.tactic import Tile
 
-MOST_GAIN = 2.0  # 2:4 halves a layer's products
+MOST_GAIN = 2.0  # the largest speed-up: 2:4 halves a layer's products
 Rows = Sequence[SparsityRow]
 
 
@@ -40,16 +41,17 @@ class ReasonText:
     cure: Callable[[SparsityRow, Explained], str] = lambda row, record: ""
 
 
-# ---- of many layers
+# ---- texts on many layers (ReasonText.group)
 
 
 def _speed(rows: Rows) -> str:
+    """Returns the range of dense time / sparse time of the best kernels, as text."""
     ratios = [r.best_dense.us / r.best_sparse.us for r in rows if r.best_dense and r.best_sparse and r.best_sparse.us]
     return span_text(ratios, ratio_text)
 
 
 def _chance(rows: Rows) -> str:
-    """Returns the range of the probabilities that the sparse kernels are faster, in words."""
+    """Returns the range of the probabilities that the sparse kernels are faster, as text."""
     return span_text([r.p_sparse_faster for r in rows], chance_text)
 
 
@@ -76,7 +78,9 @@ def _without_tactic(rows: Rows, record: EngineRecord) -> str:
 
 
 def _not_2_4(rows: Rows, record: EngineRecord) -> str:
-    """Returns the log's text on layers whose weights are not 2:4: the share that fits, and what pruning would take and give."""
+    """Returns the log's text on layers whose weights are not 2:4: the share of groups that fit, the energy that pruning takes,
+    and the number of layers that would gain by it.
+    """
     whose = "weights of merged branches" if rows[0].branches else "weights"
     text = f"{span_text([r.pattern_share for r in rows], share_text)} of the groups of 4 {whose} fit 2:4"
     if lost := [r.lost_energy for r in rows if r.lost_energy is not None]:
@@ -93,15 +97,16 @@ def _not_2_4(rows: Rows, record: EngineRecord) -> str:
 
 
 def _faster(rows: Rows) -> list[float]:
-    """Returns dense time / time of the best sparse kernel, for each layer of these rows where it is NO_GAIN or more."""
+    """Returns dense time / time of the best sparse kernel, for each layer of these rows where this ratio is NO_GAIN or more."""
     gains = (r.if_sparse.dense_us / r.if_sparse.us for r in rows if r.if_sparse and r.if_sparse.us for _ in r.layers)
     return [gain for gain in gains if gain >= NO_GAIN]
 
 
-# ---- of one layer
+# ---- texts on one layer (ReasonText.sentence)
 
 
 def time_text(best: KernelTime | None, timing: Timing) -> str:
+    """Returns the time of a kernel in us as text, marked as predicted if it was not timed. `timing`: the origin of times."""
     return us_text(best.us, timing if best.timed else PREDICTED) if best else "an unknown time"
 
 
@@ -136,7 +141,9 @@ def _dense_faster(row: SparsityRow, record: Explained, dense: str, sparse: str) 
 
 
 def _since(best: KernelTime | None, row: SparsityRow, record: Explained) -> str:
-    """Why a layer's best sparse kernel gains little: the count that its prediction rests on; "" where none decides alone."""
+    """Returns the clause on why a layer's best sparse kernel (`best`) gains little: the resource or count that limits it by
+    prediction; "" where no single one does.
+    """
     if best is None or row.floor is None:
         return ""
     tile, bound, device, floor = best.tactic.tile, best.bound, record.device, row.floor
@@ -185,7 +192,7 @@ def _one_launch(row: SparsityRow, record: Explained, dense: str, sparse: str) ->
 
 
 def _other_batches(row: SparsityRow, record: Explained, *_: str) -> str:
-    """Returns the text on a layer whose kind (sparse or dense) differs from the one in the plan of this batch alone."""
+    """Returns the text on a layer whose kind, sparse or dense, is another one in the plan of this batch alone."""
     kind = "dense" if row.verdict == "sparse" else "sparse"
     own = f"has a {kind} kernel of {us_text(row.alone.us, record.timing)}" if row.alone else "computes it in another form"
     time = us_text(row.us or 0, record.timing)
@@ -213,9 +220,9 @@ def _pattern_violation(row: SparsityRow, record: Explained, *_: str) -> str:
 
 
 def fitting_text(row: SparsityRow) -> str:
-    """Returns the share of groups of 4 weights that fit 2:4, in words; also the file's share, where FP16 changed it.
+    """Returns the share of groups of 4 weights that fit 2:4, as text; also the share in the file if it differs from FP16's.
 
-    FP16 changes it by turning tiny weights into zeros.
+    FP16 turns tiny weights into zeros, so that more groups fit.
     """
     share = share_text(row.pattern_share or 0.0)
     stored = share if row.stored_share is None else share_text(row.stored_share)
@@ -223,6 +230,7 @@ def fitting_text(row: SparsityRow) -> str:
 
 
 def first_violation(row: SparsityRow) -> str:
+    """Returns the clause with the place of the first group that does not fit 2:4."""
     return "the first that does not fit is at [k,c,r,s] = [{},{},{},{}]".format(*row.first_violation or ())
 
 
@@ -232,11 +240,11 @@ def _grouped(row: SparsityRow, record: Explained, *_: str) -> str:
     return f"it is a grouped convolution, and no sparse tactic supports its groups{_detail(row)}"
 
 
-# ---- what would change it
+# ---- cures and limits (ReasonText.cure)
 
 
 def _limit(row: SparsityRow, record: Explained) -> str:
-    """Returns the sentence on what 2:4 would gain in a dense layer and the most that it could; "" where neither is known."""
+    """Returns the sentence on the gain of 2:4 in a dense layer, predicted and at most; "" where neither is known."""
     floor, dense = row.floor, row.best_dense
     if not floor or not dense:
         return ""
@@ -254,12 +262,14 @@ def _limit(row: SparsityRow, record: Explained) -> str:
 
 
 def _up(ratio: float) -> str:
-    """Writes a ratio rounded up, as an upper bound must be."""
+    """Returns a ratio rounded up, as an upper bound must be, as text."""
     return ratio_text(math.ceil(100 * ratio - 1e-9) / 100)
 
 
 def _would(row: SparsityRow, would: IfSparse, record: Explained, most: float) -> str:
-    """The predictions for a layer's best kernels with and without the pattern, whatever the plan's times are."""
+    """Returns the sentence on the predictions for a layer's best sparse and best dense kernel (`would`), also in a measured
+    plan. `most`: the largest possible ratio of their times.
+    """
     sparse, dense, gain = us_text(would.us, PREDICTED), us_text(would.dense_us, PREDICTED), would.dense_us / would.us
     pruned, since = row.reason == "pattern_violation", _since(would, row, record) if gain < NO_GAIN else ""
     head = "Pruned to 2:4" if pruned else "With --sparsity=enable"
@@ -272,7 +282,7 @@ def _would(row: SparsityRow, would: IfSparse, record: Explained, most: float) ->
     return text + ("; a larger batch or image would give the tensor cores more to do." if would.bound == "launch" else ".")
 
 
-REASONS: dict[str, ReasonText] = {  # of each code of a layer (tactics.reason.OF_LAYERS), in the order of the log's rows
+REASONS: dict[str, ReasonText] = {  # code of a reason (tactics.reason.OF_LAYERS) -> its texts, in the order of the log's rows
     "picked": ReasonText("sparse", _picks, _picked),
     "forced": ReasonText("forced", lambda rows, _: f"forced; sparse kernels are {_speed(rows)} as fast as dense ones", _forced),
     "dense_faster": ReasonText(

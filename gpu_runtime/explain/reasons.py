@@ -1,4 +1,6 @@
-"""Which layers could run 2:4 sparse, which do, and the numbers behind it for each: plain data, put into words by `explain`."""
+"""The sparsity record of a plan: for each layer with weights the verdict (sparse, dense, not eligible), its reason and the
+numbers behind it, as plain data, which the other modules put into words.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -37,19 +39,19 @@ from tactics.roofline import floors
 from tactics.tactic import Tactic
 
 Best = tuple[Tactic, Time] | None
-Patterns = dict[tuple, tuple[Op, tuple, tuple]]  # by the weights of an op: it, and their pattern here and in the file
+Patterns = dict[tuple, tuple[Op, tuple, tuple]]  # weights of an op -> (the op, their pattern in FP16, and in the file)
 OTHER_FORM = "The plan runs the layer on channels in another order, in which its weights are not 2:4"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Everything that all rows of the sparsity record are made from.
+    """The data that the rows of a sparsity record are made from.
 
     `table`: the planner's table of ops and times; `chosen`: the engine's plan; `others`: the best plans under other
     conditions; `mode`: --sparsity; `measured`: times are measured; `own`: the plan of this batch alone, where `chosen`
-    serves all batches, else None; `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> its
-    weights as the file has them; `patterns`: a cache of weights' patterns; `forced`: as in BuildOptions. `_best` and
-    `_if_sparse` are caches: equal ops share one table of times.
+    serves all batches, else None; `single`: FP32 tensor -> the sentence on why it cannot be FP16; `stored`: layer -> the
+    pattern of its weights as the file has them; `patterns`: a cache of weights' patterns; `forced`: as in BuildOptions.
+    `_best` and `_if_sparse` are caches: equal ops share one table of times.
     """
 
     table: Table
@@ -66,14 +68,15 @@ class Known:
     _if_sparse: dict[tuple[int, ...], IfSparse | None] = field(default_factory=dict)
 
     def best(self, times: Times, sparse: bool) -> Best:
+        """Returns (tactic, time) of the fastest sparse or the fastest dense tactic in an op's times; None without one."""
         key = id(times), sparse
         if key not in self._best:
             self._best[key] = _best(times, sparse)
         return self._best[key]
 
     def alone(self, alternatives: list[Timed]) -> tuple[Op, tuple[Tactic, Time]] | None:
-        """Returns the alternative that the plan of this batch alone runs, and (its tactic, its time); None if it runs none of
-        them.
+        """Returns (the op that the plan of this batch alone runs for a layer, (its tactic, its time)); None if this plan runs
+        none of the layer's `alternatives` with a tactic.
         """
         own = self.own or self.chosen
         for op, times in alternatives:
@@ -82,8 +85,8 @@ class Known:
         return None
 
     def sparse(self, op: Op, times: Times, alternatives: list[Timed]) -> tuple[Best, Op]:
-        """Returns (the best sparse kernel or None, the op that it runs): of `op` itself, else of the fastest of its
-        alternatives.
+        """Returns (the best sparse kernel or None, the op that it runs): of `op`, else of the alternative with the fastest
+        sparse kernel.
         """
         if own := self.best(times, True):
             return own, op
@@ -91,6 +94,7 @@ class Known:
         return min(found, key=lambda pair: pair[0][1].us, default=(None, op))
 
     def if_sparse(self, op: Op, times: Times, alternatives: list[Timed]) -> IfSparse | None:
+        """Returns the predictions of _if_sparse for an op with these times."""
         key = id(times), *(id(others) for _, others in alternatives)
         if key not in self._if_sparse:
             self._if_sparse[key] = _if_sparse(self.table, op, self.best(times, False), alternatives)
@@ -121,13 +125,13 @@ def _row(known: Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     """Returns the sparsity row of the layer that an op of the plan computes.
 
     The op may compute the layer over other channels than the model does. `alternatives`: all ops that compute the layer. The
-    row's sizes and weights are those of the one with the model's own weights (`_own`); its dense time is of `op`, and its
-    sparse time too, or of the fastest alternative if `op` has no sparse kernel.
+    row has the sizes and weights of the alternative with the model's own weights (`_own`). Its dense time is of `op`; so is
+    its sparse time, or of the fastest alternative if `op` has no sparse kernel.
     """
     table, own, others = known.table, _own(op.layer, alternatives, known.stored), known.others
     times = next(times for same, times in alternatives if same is op)
     dense, (sparse, ran) = known.best(times, False), known.sparse(op, times, alternatives)
-    pair = op.problem.only_dense  # more than the sparse kernels of a layer compute
+    pair = op.problem.only_dense  # only dense kernels compute it: several layers in one launch
     entry, alone = known.chosen.entries[op.name], known.alone(alternatives)
     row = replace(
         _blank(op, own, known),
@@ -176,6 +180,7 @@ def _row(known: Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
 
 
 def _library(op: Op, device: Device) -> LibraryKernel | None:
+    """Returns the estimated time of a library's kernels for the op; None if no library computes it."""
     found = peers.time_of(batch_pieces.whole(op), device)
     if found is None:
         return None
@@ -184,11 +189,11 @@ def _library(op: Op, device: Device) -> LibraryKernel | None:
 
 
 def _blank(op: Op, own: Op, known: Known) -> SparsityRow:
-    """Returns a layer's row with its name and its weights' pattern, and with the verdict not_eligible until another is
-    known.
+    """Returns a layer's row with its name and its weights' pattern, and with the verdict not_eligible, which the caller
+    replaces. `own`: the op with the model's own weights.
     """
     weights = *map(id, own.weights.values()), own.layers, own.branches
-    if weights not in known.patterns:  # with the op, whose weights nothing else may be in the place of
+    if weights not in known.patterns:  # the value keeps the op alive, so that no other weights get the same id
         known.patterns[weights] = own, _pattern(own), _stored(own, known.stored)
     _, (groups, share, first), (stored_share, energy) = known.patterns[weights]
     return SparsityRow(
@@ -213,11 +218,11 @@ def _own(layer: str, alternatives: list[Timed], stored: Mapping[str, Stored]) ->
     """Returns the op among a layer's alternatives (its forms in the planner's table) that has the layer's weights as the model
     has them.
 
-    That is the first alternative, with one exception. If the first is a convolution whose weights are not 2:4, another
-    convolution with as many weights is preferred: one whose weights are 2:4, else, where the first's input channels are no
-    multiple of 4, one whose channels are. A Gemm over a flattened image is such a case: the file's weights may be 2:4 along
-    all features, though not along the image's channels. `layer`, `stored`: the exception is made only if `stored` has the
-    file's weights of this layer.
+    This is the first alternative, with one exception. If the first is a convolution whose weights are not 2:4, another
+    convolution with as many weights is preferred: one with 2:4 weights, else, if the first's input channels are no multiple
+    of 4, one whose input channels are. An example is a Gemm over a flattened image: the file's weights may be 2:4 along all
+    features, though not along the image's channels. `layer`, `stored`: the exception is made only if `stored` has the file's
+    weights of this layer.
     """
     first = alternatives[0][0]
     if layer not in stored or not computes(first, ConvProblem) or not_sparse(first.problem) is None:
@@ -228,7 +233,9 @@ def _own(layer: str, alternatives: list[Timed], stored: Mapping[str, Stored]) ->
 
 
 def _eligible_in_own_launches(op: Op, alternatives: list[Timed]) -> tuple[str, ...]:
-    """Returns the layers of one dense launch of several that could run sparse in launches of their own; () for other ops."""
+    """Returns the names of the layers that could run sparse in launches of their own, if `op` computes several layers in one
+    dense launch; () for other ops.
+    """
     if not is_dense_together(op):
         return ()
     single = {o.layer for o, _ in alternatives if isinstance(o.problem, ConvProblem) and not_sparse(o.problem) is None}
@@ -242,6 +249,9 @@ def _form(own: Op, ran: Op) -> str | None:
 
 
 def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk: float | None) -> str:
+    """Returns the code of the reason why an eligible layer runs dense. `sparse`, `dense`: the times of its best kernels;
+    `risk`: --risk.
+    """
     if not (sparse.timed and dense.timed):
         return "not_timed"
     if measured and _within_noise(sparse, dense):
@@ -249,20 +259,20 @@ def _why_dense(row: SparsityRow, sparse: Time, dense: Time, measured: bool, risk
     if measured and sparse.us < dense.us and (row.other_cost_us or 0) < 0:
         return "in_network"
     doubt = row.p_sparse_faster is not None and row.p_sparse_faster < (risk or 0)
-    if sparse.us < dense.us and (doubt or (row.other_cost_us or 0) < 0):  # faster, but for the premium
+    if sparse.us < dense.us and (doubt or (row.other_cost_us or 0) < 0):  # faster without the premium
         return "uncertain"
     return "dense_faster" if sparse.us >= dense.us else "reformat_outweighs"
 
 
 def _pattern(op: Op) -> tuple[int | None, float | None, tuple[int, int, int, int] | None]:
-    """Returns (the number of groups of 4 weights, the share of them that fits 2:4, the first element [k, c, r, s] of a group
-    that does not fit, or None), for an op's weights in FP16, as kernels hold them.
+    """Returns (the number of groups of 4 weights, the share of groups that fit 2:4, the first element [k, c, r, s] of the first
+    group that does not fit, or None), for an op's weights in FP16, as kernels hold them.
 
-    An op with several weights: all of them count, or only the first if another has no such groups. (None, None, None) if the
-    first has none, since C is no multiple of 4.
+    If an op has several weights, all count, or only the first if another has no groups of 4. (None, None, None) if the first
+    has no groups, since C is no multiple of 4.
     """
     weights = op.layer_weights
-    if len(weights) > 2 and weights[0].shape[1] % 4:  # of a depthwise convolution ahead of squeeze-excite, say
+    if len(weights) > 2 and weights[0].shape[1] % 4:  # a depthwise convolution before squeeze-excite, for example
         weights = weights[1:]
     able = weights[:1] if any(w.shape[1] % 4 for w in weights) else weights
     if able[0].shape[1] % 4:
@@ -277,11 +287,11 @@ def _pattern(op: Op) -> tuple[int | None, float | None, tuple[int, int, int, int
 
 
 def _stored(op: Op, stored: Mapping[str, Stored]) -> tuple[float | None, float | None]:
-    """Returns (the share of groups of 4 that fit 2:4, the energy that pruning takes away) for an op's weights as the file has
-    them.
+    """Returns (the share of groups of 4 that fit 2:4, the share of the energy that pruning sets to zero) for an op's weights as
+    the file has them.
 
     gpu_runtime.stored_pattern defines both. (None, None) if the file does not have these weights. For merged branches the
-    share is None, and the energy is that of the merged weights.
+    first is None, and the second is computed from the merged weights.
     """
     if op.branches:
         w = op.weights["w"]
@@ -308,8 +318,9 @@ def _summary(
     plan.
 
     `ceiling_us` is `least_us`, the time of the fastest dense plan, with each eligible layer's best dense kernel at twice its
-    speed (launch excepted), but no faster than the layer's floor for sparse kernels. `predicted_for`: the device, if times
-    are predicted; then the range of the time that all picks save together is included. None: times are measured.
+    speed (launch excepted), but no faster than the layer's floor for sparse kernels. All times are in microseconds.
+    `predicted_for`: the device, if times are predicted; then the range of the time that all picks save together is included.
+    None: times are measured.
     """
     total, sparse = chosen.us, [r for r in found.rows if r.verdict == "sparse"]
     counts = len(found.layers), len(found.eligible), len(found.picked)
@@ -324,8 +335,8 @@ def _summary(
 
 
 def _pick(row: SparsityRow) -> Pick | None:
-    """Returns a sparse layer's time and saving with their bounds, for `saved_range`; None if no dense kernel is known to
-    compare with.
+    """Returns a sparse layer's time and saving in microseconds, with the resources that limit its two kernels, for
+    `saved_range`; None if no dense kernel is known to compare with.
     """
     if row.us is None or row.best_sparse is None or row.best_dense is None:
         return None
@@ -343,9 +354,12 @@ def _most_us(row: SparsityRow) -> float:
 
 
 def _best(times: Times, sparse: bool) -> Best:
+    """Returns (the fastest tactic, its time) of the sparse or of the dense tactics in `times`; None without one. Ties are
+    decided by formats, then by name.
+    """
     rows = [(t, time) for t, time in times.items() if t.sparse == sparse]
 
-    def order(layout: str) -> int:  # an edge's own layout comes last
+    def order(layout: str) -> int:  # a layout that only the network's inputs and outputs have comes last
         return (*PREFERRED, layout).index(layout)
 
     def place(row: tuple[Tactic, Time]) -> tuple:
@@ -356,8 +370,8 @@ def _best(times: Times, sparse: bool) -> Best:
 
 
 def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
-    """Returns a kernel with its time as a record. Its `bound` is the resource that limits it by prediction, also for a measured
-    time.
+    """Returns a kernel with its time for `op` as a record, whose `bound` is the resource that limits it by prediction, also if
+    the time is measured.
     """
     tactic, time = best
     low, high = round(time.low_us, 6), round(time.high_us, 6)
@@ -366,11 +380,11 @@ def _timed(best: tuple[Tactic, Time], op: Op, device: Device) -> KernelTime:
 
 
 def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> IfSparse | None:
-    """Returns the predictions for the op's best sparse kernel, if its weights had the pattern, and for `dense`, its best dense
-    one.
+    """Returns two predictions for a layer: for the best sparse kernel of `op`, if its weights had the pattern, and for `dense`,
+    its best dense kernel.
 
     Both are predicted, so that they can be compared in a measured plan, too. If no sparse kernel runs this form of the
-    layer, the fastest of the other `alternatives` stands in. None without a dense or without any sparse kernel.
+    layer, the fastest sparse kernel of the other `alternatives` is taken. None without a dense or without any sparse kernel.
     """
     if dense is None:
         return None
@@ -386,7 +400,7 @@ def _if_sparse(table: Table, op: Op, dense: Best, alternatives: list[Timed]) -> 
 
 
 def _sizes(times: Times) -> tuple[int, ...]:
-    """Returns the bytes per element of each input, then of the output, in the smallest type that any tactic takes."""
+    """Returns the bytes per element of each input, then of the output, in the smallest type of any tactic in `times`."""
     around = ([DTYPES[f.dtype].itemsize for f in (*t.ins, t.out)] for t in times)
     return tuple(min(column) for column in zip(*around, strict=True))
 
@@ -396,6 +410,7 @@ def _rounded(record: Mapping) -> dict:
 
 
 def _rejections(table: Table, op: Op) -> str:
+    """Returns the reasons why no sparse tactic of the op has a time, in words."""
     if any(t.sparse for t in candidates(op.problem, table.device)):
         return "every sparse tactic failed when it was timed"
     sparse = {kernel.name for kernel in ROWS if kernel.sparse}
@@ -404,5 +419,5 @@ def _rejections(table: Table, op: Op) -> str:
 
 
 def _within_noise(a: Time, b: Time) -> bool:
-    """Returns whether the medians are closer together than half the sum of both spreads (80 % quantile minus 20 % quantile)."""
+    """Returns whether two times are closer together than half the sum of their spreads (80 % quantile minus 20 % quantile)."""
     return abs(a.us - b.us) < (a.high_us - a.low_us) / 2 + (b.high_us - b.low_us) / 2

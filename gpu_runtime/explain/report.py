@@ -1,6 +1,6 @@
-"""What a plan looks like to people: its layers as a table, its total, its rivals, its memory.
+"""A plan as text for people: a table of its layers, its total time, its rivals, its memory.
 
-Everything here reads an engine's record (gpu_runtime.runtime.plan_record) and returns plain text.
+All functions take an engine's record (gpu_runtime.runtime.plan_record) and return plain text.
 """
 
 from gpu_runtime.explain.facts import ends_of, layer_rows
@@ -43,7 +43,7 @@ def plan_text(record: EngineRecord) -> str:
 
 
 def trust_text(record: EngineRecord, checked: bool) -> str:
-    """Returns the sentence on whether the engine's steps were checked against its layers. `checked`: they were."""
+    """Returns the sentence on whether the engine's steps were checked against its layers, as `checked` says."""
     if not checked:
         return "not checked: the engine was built with other kernel sources, so it cannot run here"
     coded, text = record.num_cubins, "checked: every launch, argument and place in memory follows from its layers"
@@ -51,8 +51,8 @@ def trust_text(record: EngineRecord, checked: bool) -> str:
 
 
 def inspect_text(record: EngineRecord, checked: bool = False) -> str:
-    """Returns the text that `gpu-runtime inspect ENGINE` prints: the file's facts, the plan, the sparsity log. `checked`:
-    Engine.checked.
+    """Returns the text that `gpu-runtime inspect ENGINE` prints: the engine's origin, inputs and outputs, the plan, the
+    sparsity log. `checked`: Engine.checked.
     """
     facts = [
         ("trust", trust_text(record, checked)),
@@ -74,4 +74,5 @@ def _flags(record: EngineRecord) -> str:
 
 
 def _io_text(t: Bound) -> str:
+    """Returns an input or output as text: `x: fp16[1,3,224,224], in memory fp16:chw`."""
     return f"{t.name}: {t.dtype}[{','.join(map(str, t.shape))}], in memory {t.format}"

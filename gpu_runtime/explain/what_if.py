@@ -1,7 +1,8 @@
-"""What would the plan be if a layer ran differently? The engine alone answers, since it holds the planner's tables.
+"""An engine's plan solved again with some layers held to sparse, to dense or to a format, from the planner's tables that the
+engine holds.
 
-`store` makes a record of the planner's graph (plan_record.Choices), `graph` reads it back, and `what_if` solves it again with
-some layers held to sparse, to dense or to a format.
+`store` makes a record of the planner's graph (findings.Choices), `graph` makes the graph from the record, and `what_if` solves
+it under the conditions.
 """
 
 import re
@@ -31,9 +32,9 @@ WISH = re.compile(r"sparse|dense|[a-z0-9:]+(->[a-z0-9:]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One way to run an op: its tactic, the formats of its first input and of its output, and its time.
+    """One way to run an op: its tactic, the formats of its first input and of its output, and its time in microseconds.
 
-    Not `timed`: it was left untimed because it takes at least `us`.
+    If not `timed`, its time was not measured, and `us` is a lower bound.
     """
 
     op: str
@@ -46,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A layer before and after the wishes; None on a side where another layer does its work."""
+    """A layer's entry in the engine's plan (`before`) and in the new plan (`after`); None where another layer does its work."""
 
     name: str
     before: Entry | None
@@ -55,7 +56,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A reformat: a tensor copied from one format to another, which takes `us`."""
+    """A reformat: a tensor copied from one format to another in `us` microseconds."""
 
     tensor: str
     from_: str
@@ -70,9 +71,9 @@ Side = Entry | Hop | None
 class Answer(Told):
     """The best plan that grants the wishes, compared with the engine's own plan.
 
-    `before_us` and `after_us`: microseconds of the own and of the new plan; `status`: what is proven of the new one;
-    `layers`, `reformats_gone` and `reformats_new`: all that differs; `pruned`: layers whose weights are not 2:4 and would
-    have to be pruned; `text`: the same as a table.
+    `wishes`: layer or pattern -> wish; `before_us` and `after_us`: microseconds of the engine's and of the new plan; `status`:
+    "proven" if the new plan is proven minimal; `layers`, `reformats_gone` and `reformats_new`: all differences of the new plan;
+    `pruned`: layers whose weights are not 2:4 and would have to be pruned; `text`: the comparison as a table.
     """
 
     wishes: Mapping[str, str]
@@ -86,10 +87,11 @@ class Answer(Told):
 
 
 def store(table: Table, pruned: Table | None = None) -> Choices:
-    """Returns the planner's graph as a record. Of the entries (kernels) with the same formats only the fastest dense and the
-    fastest sparse one are kept.
+    """Returns the planner's graph as a record: the times of reformats, and its ops with their entries (kernel, formats, time),
+    for each combination of formats the fastest dense and the fastest sparse one.
 
-    `pruned`: the table with pruned weights, whose sparse entries are added to ops that have none; None: none are added.
+    `pruned`: the table with pruned weights, whose sparse entries are added to ops without sparse entries; None: no entries are
+    added.
     """
     g, network = table.graph, table.network
     tensors = {t: i for i, t in enumerate(network.tensors)}
@@ -137,8 +139,8 @@ def store(table: Table, pruned: Table | None = None) -> Choices:
 
 
 def graph(stored: Choices, pruned: Collection[str] = ()) -> Graph:
-    """Returns the planner's graph that `store` made a record of. `pruned`: the ops that keep their entries for pruned
-    weights.
+    """Returns the planner's graph from a record that `store` made. `pruned`: the ops that keep their entries for pruned
+    weights, which other ops lose.
     """
     times, keys = {t.name: t.reformat_ps for t in stored.tensors}, {t.name: t.keys for t in stored.tensors}
     place = {name: {key: i for i, key in enumerate(each)} for name, each in keys.items()}
@@ -204,9 +206,9 @@ def what_if(record: EngineRecord, wishes: Mapping[str, str]) -> Answer:
 
 
 def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str) -> dict[str, Test]:
-    """Returns, for each op of the layers named `wanted`, op -> the test whether one of its entries grants the wish.
+    """Returns op -> the test whether one of its entries grants the wish, for each op of the layers that `wanted` names.
 
-    If `wanted` is a pattern, ops that cannot grant the wish are left out. Raises ValueError if none can.
+    If `wanted` is a pattern, layers that cannot grant the wish are left out. Raises ValueError if no layer can.
     """
     others = others_of(plan)
     found = matching(
@@ -217,7 +219,7 @@ def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str
         lambda c: others(c.layer or c.op, c.layers),
     )
     exact = any(wanted in (c.layer, c.op, *c.layers) for c in found)
-    if not exact and wish in ("sparse", "dense"):  # of what a pattern fits, the layers with weights
+    if not exact and wish in ("sparse", "dense"):  # only layers with weights, of those that fit a pattern
         found = [c for c in found if c.layer] or found
     layers = [wanted] if exact else list(dict.fromkeys(c.layer or c.op for c in found))
     force, test = dict[str, Test](), _test(stored, wish)
@@ -232,7 +234,7 @@ def _granted(plan: PlanRecord, stored: Choices, g: Graph, wanted: str, wish: str
 
 
 def text(record: EngineRecord, found: Answer) -> str:
-    """Returns the answer as a table of all that changes. The times shown add up to the two plans' times as shown."""
+    """Returns the answer as text with a table of all changes. The times shown add up to the two plans' times as shown."""
     timing, asked = record.timing, ", ".join(f"{layer}={wish}" for layer, wish in found.wishes.items())
     now_us, then_us = round(found.before_us, 2), round(found.after_us, 2)
     lines = wrap(printable(f"What if {asked}? {record.model.name} for {record.device.title}; {times_are(timing)}"))
@@ -262,8 +264,9 @@ def text(record: EngineRecord, found: Answer) -> str:
 
 
 def _cell(side: Side, other: Side, us: float, timing: Timing) -> str:
-    """Returns one side of a row: the layer's or reformat's time, formats and kernel; "-" if that side has none. `other`: the
-    other side.
+    """Returns one cell of a row: the time, formats and kernel of the entry or reformat on this side, "-" if there is none.
+
+    `other`: the other side of the row; `us`: the time to show.
     """
     if side is None:
         return "-" if isinstance(other, Hop) else "- (fused into another)"
@@ -275,11 +278,13 @@ def _cell(side: Side, other: Side, us: float, timing: Timing) -> str:
 
 
 def _entry(op: str, e: planned.Entry) -> Entry:
+    """Returns an entry of the planner's graph as a record for answers."""
     ins, out = (e.ins[0].format, e.out.format) if e.tactic is None else (e.tactic.ins[0], e.tactic.out)
     return Entry(op, e.name, str(ins), str(out), e.us, e.timed)
 
 
 def _hop(stored: Choices, g: Graph, hop: planned.Hop) -> Hop:
+    """Returns a reformat of the planner's graph as a record for answers, with its time."""
     tensor, src, dst = hop
     shape = next(t.shape4 for t in stored.tensors if t.name == tensor)
     names = {canonical(f, shape): str(f) for f in reversed(representative(shape))}
@@ -287,8 +292,8 @@ def _hop(stored: Choices, g: Graph, hop: planned.Hop) -> Hop:
 
 
 def _ops(stored: Choices, layer: str) -> set[str]:
-    """Returns the names of the ops that may compute a layer: by its own name or an op's; for merged siblings, the ops of
-    each.
+    """Returns the names of the ops that may compute a layer. `layer`: a layer's or an op's name; if it is merged with siblings,
+    the ops of each sibling are included.
     """
     named = [c for c in stored.choices if layer in (c.layer, c.op, *c.layers)]
     members = {m for c in named if layer in (c.layer, c.op) for m in (c.layers or [c.layer])} - {""}
@@ -297,6 +302,7 @@ def _ops(stored: Choices, layer: str) -> set[str]:
 
 
 def _test(stored: Choices, wish: str) -> Callable[[Choice, planned.Entry], bool]:
+    """Returns the test whether an entry of an op grants the wish. Raises ValueError for a text that is no wish."""
     if wish in ("sparse", "dense"):
         return lambda c, e: e.tactic is not None and e.sparse == (wish == "sparse")
     parts = wish.split("->")
@@ -313,16 +319,16 @@ def _test(stored: Choices, wish: str) -> Callable[[Choice, planned.Entry], bool]
 
 
 def _named(text: str) -> tuple[Format, ...]:
-    """Returns the formats that a text names: "fp16:hwc8" one of them, "hwc8" without a type one for each type."""
+    """Returns the formats that a text names: one for "fp16:hwc8"; one for each type for "hwc8", which names no type."""
     return tuple(Format.parse(f"{dtype}:{text}") for dtype in DTYPES) if ":" not in text else (Format.parse(text),)
 
 
 def _why_none(plan: PlanRecord, g: Graph, layer: str, wish: str, names: set[str]) -> str:
-    """Returns the sentence on why no entry of the layer fulfils the wish."""
+    """Returns the sentence on why no entry of the layer grants the wish. `names`: the ops that may compute it."""
     row = next((r for r in plan.sparsity.rows if r.layer == layer or r.op in names), None)
     if wish == "sparse":
         why = f": {row.reason}" + (f" ({row.detail})" if row.detail else "") if row else ": it has no weights"
-        if row and row.if_sparse:  # beside measured times
+        if row and row.if_sparse:  # predictions, also in a measured plan
             then, now = (us_text(us, PREDICTED) for us in (row.if_sparse.us, row.if_sparse.dense_us))
             why += f"; pruned to 2:4, its kernel is predicted to take {then} instead of {now}"
         return f"no sparse kernel can run this layer{why}"

@@ -1,4 +1,4 @@
-"""Why layers run sparse or dense, in words: the sparsity log and the full account of a layer, from the engine's plan alone."""
+"""The reasons why layers run sparse or dense as text, from a plan's record: the sparsity log, the account of a layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ PICKED_LINE = "(Sparsity) TRT inference plan picked sparse implementation for la
 
 
 def tensorrt_lines(sparsity: SparsityRecord) -> list[str]:
-    """Returns TensorRT's two lines, on eligible and on picked layers, each with every name in one line, because programs read
+    """Returns TensorRT's two lines, on eligible and on picked layers, with all names; they are not wrapped, since programs read
     them.
     """
     lists = ((ELIGIBLE_LINE, sparsity.eligible), (PICKED_LINE, sparsity.picked))
@@ -48,8 +48,8 @@ def tensorrt_lines(sparsity: SparsityRecord) -> list[str]:
 
 
 def sparsity_text(record: Explained) -> str:
-    """Returns the sparsity log: whose plan it is, TensorRT's two lines, a table with a row per layer, and a sentence per
-    layer.
+    """Returns the sparsity log: the line that identifies the plan, TensorRT's two lines, a table with a row per layer, the
+    network's summary, and a sentence per layer.
     """
     sparsity, timing = record.sparsity, record.timing
     lines = []
@@ -78,9 +78,10 @@ def sparsity_text(record: Explained) -> str:
 
 
 def cost_text(row: SparsityRow, record: Explained) -> str:
-    """Returns the time that the plan would take more with the layer forced to the other kind; "-" if it is not known.
+    """Returns the time that the plan would take more with the layer forced to the other kind, as text; "-" if it is not known.
 
-    For a layer whose weights are not 2:4: the extra time in the pruned plan, marked "if pruned".
+    For a layer whose weights are not 2:4 it is the time that the pruned plan would take more with the layer sparse than dense,
+    marked "if pruned".
     """
     cost, pruned = row.other_cost_us, pruned_costs(record)
     if cost is None and (costs := [pruned[name] for name in row.layers if name in pruned]):
@@ -92,18 +93,20 @@ def cost_text(row: SparsityRow, record: Explained) -> str:
 
 
 def sentence(row: SparsityRow, record: Explained) -> str:
-    """Returns the words for why a layer does or does not run sparse, made from its row's reason and numbers."""
+    """Returns the sentences on why a layer runs sparse or dense, made from its row's reason and numbers; `row.sentence`
+    replaces the first of them.
+    """
     if row.sentence:
         return " ".join(filter(None, (row.sentence, _alone(row, record))))
     words = REASONS[row.reason]
     text = words.sentence(row, record, *(time_text(best, record.timing) for best in (row.best_dense, row.best_sparse)))
-    form = f"{row.detail}." if row.detail and row.best_sparse else ""  # what the plan's form of the layer costs its weights
+    form = f"{row.detail}." if row.detail and row.best_sparse else ""  # the sentence that weights lose 2:4 in the plan's form
     parts = (f"{text[0].upper()}{text[1:]}.", form, _alone(row, record), _branches(row, record), _forced_text(row, record))
     return " ".join(filter(None, (*parts, words.cure(row, record))))
 
 
 def _alone(row: SparsityRow, record: Explained) -> str:
-    """Returns the sentence that another kernel would run if the plan served this batch only; "" where none would."""
+    """Returns the sentence on the layer's kernel in the plan of this batch alone; "" if that plan runs the same kernel."""
     if row.alone is None or row.us is None or row.reason == "other_batches":
         return ""
     ours, own = us_text(row.us, record.timing), us_text(row.alone.us, record.timing)
@@ -111,7 +114,7 @@ def _alone(row: SparsityRow, record: Explained) -> str:
 
 
 def _plan(record: Explained) -> str:
-    """Returns the words for the plan that counterfactual plans change."""
+    """Returns the words for the plan that counterfactual plans (one layer forced) are compared with."""
     return "whole plan" if record.solution.rivals.own_us is None else "plan of this batch alone"
 
 
@@ -134,6 +137,7 @@ def _other_choice(row: SparsityRow) -> str:
 
 
 def _forced_text(row: SparsityRow, record: Explained) -> str:
+    """Returns the sentence on the plan's time with the layer forced to the other kind; "" if it is not known."""
     cost, other = row.other_cost_us, row.other
     if cost is None:
         return ""
@@ -150,7 +154,7 @@ def _forced_text(row: SparsityRow, record: Explained) -> str:
 
 
 def _parts(other: OtherChoice, timing: Timing) -> str:
-    """Returns the parts of the other choice's cost in words, without zeros; the numbers shown add up to the cost shown."""
+    """Returns the parts of the other choice's cost as text, without zeros; the numbers shown add up to the cost shown."""
     named = ("its own kernel", "reformats", "the layers around it")
     shares = summing(other.cost_us, (other.kernel_us, other.reformat_us, other.around_us))
     parts = [f"{what} {us_text(us, timing, sign='+')}" for what, us in zip(named, shares, strict=True) if us]
@@ -158,8 +162,8 @@ def _parts(other: OtherChoice, timing: Timing) -> str:
 
 
 def _flip(row: SparsityRow, timing: Timing) -> str:
-    """Returns the words for what would have to change for the other choice, and for the chance that predictions are wrong about
-    it.
+    """Returns the words for the change that would make the other choice pay, and for the probability that the faster kernel is
+    the one that predictions say.
     """
     kind, flip, chance = _other_choice(row), row.flip, row.p_sparse_faster
     if row.reason == "uncertain":
@@ -177,7 +181,7 @@ def _flip(row: SparsityRow, timing: Timing) -> str:
 
 
 def _needed(flip: Flip, kind: str, timing: Timing) -> str:
-    """Returns the words for how much faster the kernels of the other kind would have to be, consistent with the times shown."""
+    """Returns the words for the speed that the other choice needs of its kernels. `kind`: the other choice, sparse or dense."""
     much = f"{100 * (flip.speedup - 1):.2g} % faster" if flip.speedup < 1.5 else f"{ratio_text(flip.speedup)} as fast"
     times = f"{us_text(flip.needed_us, timing)} instead of {us_text(flip.us, timing)}"
     doubt = f" (--risk adds {us_text(flip.premium_us, timing)} to the sparse time)" if flip.premium_us >= SHOWN_US else ""
@@ -185,7 +189,7 @@ def _needed(flip: Flip, kind: str, timing: Timing) -> str:
 
 
 def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
-    """Returns (topic, text) for everything known about one layer's choice, in the order in which to read it."""
+    """Returns (topic, text) for each known fact on one layer's choice, in the order of reading."""
     facts = [("why", sentence(row, record)), ("weights", _weights(row))]
     facts += [("dense", _measured(row.best_dense, record.timing)), ("sparse", _measured(row.best_sparse, record.timing))]
     if row.alone:
@@ -211,13 +215,14 @@ def layer_facts(row: SparsityRow, record: Explained) -> list[tuple[str, str]]:
 
 
 def _library(found: LibraryKernel) -> str:
+    """Returns the words for the estimated times of a library's kernels for a layer."""
     limited, us = RESOURCES.get(found.bound, found.bound), us_text(found.us, PREDICTED)
     text = f"a library's dense kernel is estimated at {us}, limited by {limited}; error {100 * found.error:.0f} %"
     return text if found.sparse_us is None else f"{text}; its 2:4 kernel at {us_text(found.sparse_us, PREDICTED)}"
 
 
 def layer_text(row: SparsityRow, record: EngineRecord) -> str:
-    """Returns everything known about one layer's choice as text, with a line per fact; the launches come first."""
+    """Returns the account of one layer as text, with a line per fact; the layer's launches come first."""
     facts = [(f"  {key}", printable(value)) for key, value in (*_runs(row, record), *layer_facts(row, record))]
     return "\n".join([*wrap(f"{printable(row.layer)}   {row.verdict}: {row.reason}"), *listed(facts, 12)]) + "\n"
 
@@ -237,6 +242,7 @@ def _runs(row: SparsityRow, record: EngineRecord) -> list[tuple[str, str]]:
 
 
 def _weights(row: SparsityRow) -> str:
+    """Returns the words for the sizes [k,c,r,s] of a layer's weights and their 2:4 pattern."""
     text = f"[{row.k},{row.c // row.groups},{row.kernel[0]},{row.kernel[1]}], groups {row.groups}; "
     if row.pattern_share is None:
         return text + f"{row.c // row.groups} input channels per group are not a multiple of 4"
@@ -249,11 +255,13 @@ def _weights(row: SparsityRow) -> str:
 
 
 def _kernel(best: KernelTime | OtherChoice, timing: Timing, gap: str = " ") -> str:
+    """Returns a kernel's time, formats and tactic as text, with `gap` before the tactic."""
     times = PREDICTED if isinstance(best, KernelTime) and not best.timed else timing
     return f"{us_text(best.us, times)} {best.in_}->{best.out}{gap}{tactic_text(best.tactic)}"
 
 
 def _measured(best: KernelTime | None, timing: Timing) -> str:
+    """Returns a kernel's time, formats, tactic, spread and limiting resource as text."""
     if not best:
         return "no kernel"
     spread = f"{us_text(best.low_us, timing)} to {us_text(best.high_us, timing)}"
@@ -263,8 +271,8 @@ def _measured(best: KernelTime | None, timing: Timing) -> str:
 def rows_of(record: EngineRecord, layers: Sequence[str] = ()) -> list[SparsityRow]:
     """Returns the sparsity rows of the named layers in the plan's order; all rows if `layers` is empty.
 
-    A name may be that of a layer, an op, an ONNX node or a weight, a pattern, or a part of a layer's name that no other
-    layer has (names.matching). Raises ValueError for a name that fits no layer with weights.
+    `layers`: texts for names.matching: the name of a layer, an op, an ONNX node or a weight, a pattern, or a part of only one
+    layer's name. Raises ValueError for a text that fits no layer with weights.
     """
     rows, wanted, others = record.sparsity.rows, set[str](), others_of(record.plan)
     for name in layers:
@@ -290,9 +298,9 @@ def explain_text(record: EngineRecord, rows: Sequence[SparsityRow]) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation(Told):
-    """The account of why these `layers` run sparse or dense; each row has its sentence.
+    """The account of why these `layers` run sparse or dense; each row has its sentences in `sentence`.
 
-    `timing`: the origin of the times; `summary`: the network in numbers; `library`: the estimated plan with a library's
+    `timing`: the label of the times' origin; `summary`: the network in numbers; `library`: the estimated plan with a library's
     kernels; `text`: the account as text.
     """
 
@@ -303,7 +311,7 @@ class Explanation(Told):
 
 
 def explanation(record: EngineRecord, layers: Sequence[str] = ()) -> Explanation:
-    """Returns the account of the named layers (names as for `rows_of`); of all layers if `layers` is empty."""
+    """Returns the account of the named layers, of all layers with weights if `layers` is empty. `layers`: as for `rows_of`."""
     rows = rows_of(record, layers)
     worded = tuple(replace(row, sentence=sentence(row, record)) for row in rows)
     summary, library = record.sparsity.summary, record.solution.rivals.library

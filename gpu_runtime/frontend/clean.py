@@ -164,7 +164,7 @@ def _erase_half(model: ir.Model) -> None:
     values, which inference finds anew.
     """
     for v in model.graph.inputs:
-        if v.dtype == ir.DataType.UINT8:  # only Casts read it, and they keep what FP32 holds exactly
+        if v.dtype == ir.DataType.UINT8:  # only Casts read it, and FP32 holds all of its values
             v.dtype = ir.DataType.FLOAT
     for v in (*model.graph.inputs, *model.graph.initializers.values()):
         kinds = (v.dtype, None if v.const_value is None else v.const_value.dtype)

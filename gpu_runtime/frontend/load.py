@@ -18,10 +18,10 @@ from gpu_runtime.errors import ModelError, NoModelError
 from gpu_runtime.frontend.source import Source
 
 OLDEST_OPSET = 6
-MOST_BYTES = 2**31 - 1  # of a model with its external data: what protobuf can hold
+MOST_BYTES = 2**31 - 1  # of a model with its external data: the limit of protobuf
 MOST_DIMS = 32
 MOST_DENSE = 2**27  # elements of all sparse tensors, the zeros included: as many as the largest classifiers' weights have
-MOST_NODES, MOST_COPIES = 10_000, 8  # of a model whose functions, or control flow, are written out, or times what it has
+MOST_NODES, MOST_COPIES = 10_000, 8  # nodes with functions and control flow written out: a number, or times the file's nodes
 # Limits of a graph after inlining: several times the largest networks that are exported, and small enough that the libraries
 # which read it, some of them in quadratic time, end within a minute.
 LARGEST_GRAPH = {

@@ -119,7 +119,7 @@ def sums(network: Network) -> list[Sum]:
     return found
 
 
-# ---- what is linear in what
+# ---- tensors as sums of convolutions
 
 
 def _sums(network: Network) -> list[_Joined]:

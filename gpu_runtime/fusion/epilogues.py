@@ -64,7 +64,7 @@ class _Epilogues:
                 self._place(chain, chain.ops[-1])
         return self.options.network()
 
-    # ---- what is made
+    # ---- the fused ops
 
     def _cover(self, *ops: Op[Any]) -> None:
         self.covered.update(map(id, ops))

@@ -15,7 +15,7 @@ from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
 from tactics.problems.protocol import Problem, Shape4
 
-# What a node reads, its weights [K, ...], the output's axis along which their rows lie.
+# The node's input, its weights [K, ...], the axis of its output that has the K rows of the weights.
 _Product = tuple[Value, np.ndarray, int]
 MOST_PHASES = 1024  # of a transposed convolution: each is a launch of its own
 
@@ -239,7 +239,7 @@ def _product(unit: Unit) -> MatmulProblem:
     return MatmulProblem(batches[0], batches[1], m, n, k, trans_a, trans_b)
 
 
-# ---- what they share
+# ---- functions that they share
 
 
 def _kernel(unit: Unit, weights: Weights, shape: Shape4) -> tuple[np.ndarray, tuple[int, int], int]:

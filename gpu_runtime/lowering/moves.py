@@ -175,7 +175,7 @@ def pad(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
     for i, a in enumerate(axes):
         before, after = pads[i], pads[i + len(axes)]
         if before or after:
-            first, size = max(-before, 0), shape[a] - max(-before, 0) - max(-after, 0)  # what is left is padded
+            first, size = max(-before, 0), shape[a] - max(-before, 0) - max(-after, 0)  # after cropping, to be padded
             if size < 1 and mode != "constant":
                 raise Refused(f"its pads remove all of axis {a} of {list(shape)}, so mode {mode} has nothing to repeat")
             table = PADDING[mode](np.arange(-max(before, 0), size + max(after, 0)), size)

@@ -75,7 +75,7 @@ def _batch_normalization(node: Node, value: Value) -> list[Step] | None:
     gamma, beta, mean, var = stats
     if any(a.shape != (shape_of(value)[1],) for a in stats):
         return None
-    with np.errstate(all="ignore"):  # fusion.rounded refuses what is not finite
+    with np.errstate(all="ignore"):  # fusion.rounded refuses constants that are not finite
         scale = gamma / np.sqrt(var + attribute(node, "epsilon", 1e-5))
         return [_by_constant("mul", scale, shape_of(value)), _by_constant("add", beta - mean * scale, shape_of(value))]
 

@@ -124,7 +124,7 @@ class _Found:
         for op in reversed(self.network.ops):
             self._widen(op)
 
-    # ---- what ops are
+    # ---- the roles of ops
 
     def maker(self, tensor: str) -> Conv | None:
         """Returns the convolution that makes a tensor in every plan, if its rows of zeros give zeros; else None.
@@ -157,7 +157,7 @@ class _Found:
         readers = self.network.readers[op.output]
         return op.name not in self.gone and bool(readers) and all(self._takes(reader, op.output) for reader in readers)
 
-    # ---- what is found
+    # ---- the sums that are found
 
     def _sum_of_concat(self, op: Op[Problem]) -> SumOfConcat | None:
         """Returns the sum that a Concat equals, if its inputs are all parts of one tensor, in order, and another tensor is

@@ -89,7 +89,7 @@ class _Found:
         sums = {t: why for t, why in self.sums.items() if all(op.output in self.reads for op in readers[t])}
         new = {t: why for t, why in (self.wide | sums).items() if t not in types}
         types |= dict.fromkeys(new, WIDE)
-        for op in self.network.ops:  # a view has the memory, so the type, of what it views
+        for op in self.network.ops:  # a view has the memory, so the type, of its input
             if isinstance(op.problem, ViewProblem) and op.output in new and types.get(op.inputs[0], HALF).dtype != "fp32":
                 del types[op.output], new[op.output]
         return replace(self.network, types=types).with_exact(self.reads), new
@@ -128,7 +128,7 @@ def _as_asked(found: _Found, pattern: str, precision: str) -> None:
         if (reason := fp32.reason(op.problem)) and not isinstance(op.problem, ANY_TYPE):
             raise ModelError(f"{network.name}: {op.name} cannot be FP32, as {pattern!r} asks: {reason}")
         found.wide[op.output] = why
-        if precision == "fp32" or isinstance(op.problem, ViewProblem):  # a view is FP32 as what it views is
+        if precision == "fp32" or isinstance(op.problem, ViewProblem):  # a view has the type of its input
             found.reads.add(op.output)
             found.wide |= {t: why for t in op.inputs if _can_be_fp32(network, t)}
 
@@ -243,7 +243,7 @@ def _tails(found: _Found) -> None:
             tail[out] = out if out in ends else tail[readers[0].output]
     ops = [op for op in network.ops if op.output in tail and _is_tail(network, op)]
     decoded = {op.output for op in ops if _amplifies(op)}
-    for op in reversed(ops):  # what is amplified
+    for op in reversed(ops):  # the ops whose results are amplified later
         if any(r.output in decoded for r in network.readers[op.output]):
             decoded.add(op.output)
     for op in ops:  # all that is computed from that

@@ -190,7 +190,7 @@ def _places_in_other_groups(readers: Sequence[_Reader], tried: np.ndarray) -> np
 
 def _step(readers: Sequence[_Reader], order: np.ndarray, places: np.ndarray) -> tuple[float, float]:
     """Reassigns the channels at these places in place. Returns (the readers' loss in these groups before, the loss saved)."""
-    cost, least = np.zeros((len(places), len(places))), 0.0  # [what, where]
+    cost, least = np.zeros((len(places), len(places))), 0.0  # [channel, place]
     for r in readers:
         at = r.positions[places]
         a, b, c = (r.squares[:, others] for others in (at // 4 * 4 + OTHERS[at % 4].T))

@@ -1,4 +1,6 @@
-"""One model planned for several batches as an HTML page without scripts: on each device the time of an image over the batch."""
+"""The plans of one model for several batches as an HTML page without scripts: for each device a plot of the time per image over
+the batch.
+"""
 
 import html
 import math
@@ -10,8 +12,8 @@ from gpu_runtime.report.page import HERE, filled
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1040, 400, 52, 104, 30, 44  # of a page of so many pixels; names at the right
-LINE, NUMBER = 14, 32  # pixels that two names keep apart; of a number's width
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1040, 400, 52, 104, 30, 44  # pixels: a plot's size, and margins, names at the right
+LINE, NUMBER = 14, 32  # pixels: the least distance of two names, and the width of a number
 NICE = (1.0, 2.0, 5.0)  # ticks between powers of ten
 
 
@@ -29,8 +31,8 @@ def page(plans: Sequence[Outlook]) -> bytes:
 
 
 def _panel(plans: Sequence[Outlook], columns: Sequence[tuple[str, Get]]) -> str:
-    """Returns one device's plot of the time per image over the batch as SVG, both axes logarithmic. `columns`: as `series`
-    returns them.
+    """Returns one device's plot of the time per image over the batch as SVG, both axes logarithmic. `plans`: of this device, by
+    rising batch; `columns`: as `series` returns them.
     """
     curves = [[(p.batch, us / p.batch) for p in plans if (us := get(p))] for _, get in columns]
     low, high = (f(us for curve in curves for _, us in curve) for f in (min, max))
@@ -54,7 +56,7 @@ def _panel(plans: Sequence[Outlook], columns: Sequence[tuple[str, Get]]) -> str:
     lines += [f'<text x="{x(p.batch):.1f}" y="{HEIGHT - 26}" text-anchor="middle">{p.batch}</text>' for p in plans]
     lines.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">batch</text>')
     lines.append(f'<text x="4" y="{TOP - 14}">us per image</text>')
-    for i, curve in reversed(list(enumerate(curves))):  # the plan above the others
+    for i, curve in reversed(list(enumerate(curves))):  # the plan's curve is drawn last, above the others
         points = " ".join(f"{x(batch):.1f},{y(us):.1f}" for batch, us in curve)
         lines.append(f'<polyline class="series{i}" points="{points}"/>')
         for batch, us in curve:
@@ -70,8 +72,8 @@ def _panel(plans: Sequence[Outlook], columns: Sequence[tuple[str, Get]]) -> str:
 
 
 def _numbers(curves: Sequence[Sequence[tuple[float, float, float]]]) -> list[str]:
-    """Returns SVG texts with the times above the points (x, y, us), all of the first curve, and others only where they overlap
-    none.
+    """Returns SVG texts with the times above the points (x, y, us) of curves; a time that would overlap an earlier one is left
+    out.
     """
     lines, taken = [], list[tuple[float, float]]()
     for x, y, us in chain(*curves):
@@ -82,12 +84,16 @@ def _numbers(curves: Sequence[Sequence[tuple[float, float, float]]]) -> list[str
 
 
 def _short(us: float) -> str:
+    """Returns predicted microseconds as a short text, as ~12.3 or ~1,234."""
     return f"~{us:.3g}" if us < 1000 else f"~{us:,.0f}"
 
 
 def _ticks(low: float, high: float) -> list[float]:
     """Returns the values 1, 2, 5 times powers of ten that span `low` to `high`: the first is at most `low`, the last at least
     `high`.
+
+    >>> _ticks(3.0, 40.0)
+    [2.0, 5.0, 10.0, 20.0, 50.0]
     """
     steps = [m * 10.0**e for e in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1) for m in NICE]
     first = max(us for us in steps if us <= low * (1 + 1e-9))
@@ -96,7 +102,9 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _without_overlap(ends: dict[int, float]) -> dict[int, float]:
-    """Returns the heights of the curves' names, moved down where two names would overlap."""
+    """Returns number of a curve -> the y of its name, in pixels. `ends`: number of a curve -> the y of its end; names that
+    would overlap are moved down.
+    """
     found: dict[int, float] = {}
     for i, at in sorted(ends.items(), key=lambda end: end[1]):
         found[i] = max(at, max(found.values(), default=-LINE) + LINE)

@@ -1,7 +1,7 @@
-"""What a page shows, as JSON: an engine's plan, all names printable, all texts ready.
+"""The content of a page as JSON: an engine's plan, with printable names and finished texts.
 
-Everything comes from the engine's record: nothing is planned or timed here. Of a layer's candidates the record holds, of those
-with the same formats, the fastest dense and the fastest sparse one.
+All data comes from the engine's record: nothing is planned or timed here. For each combination of formats of a layer the record
+holds the fastest dense and the fastest sparse candidate.
 """
 
 import shlex
@@ -22,7 +22,7 @@ from tactics.planner.graph import to_us
 from tactics.planner.grouping import grouped
 from tactics.tactic import Tactic
 
-Keys = dict[str, Any]  # of the page's JSON
+Keys = dict[str, Any]  # an object of the page's JSON
 Named = tuple[str, str]
 NO_KERNEL = {
     "reformat": "Its reader needs the tensor in another format: with this reformat, both layers together are fastest.",
@@ -31,9 +31,7 @@ NO_KERNEL = {
 
 
 def page(record: EngineRecord) -> Keys:
-    """Returns everything that a page shows of an engine, as a JSON object. Layers name entries of `tactics` and `tensors` by
-    number.
-    """
+    """Returns the content of an engine's page as a JSON object; layers refer to "tactics" and "tensors" by number."""
     plan, device = record.plan, record.device
     placed: list[TensorPlace | Bound] = [*plan.inputs, *(t for layer in plan.layers for t in layer.tensors), *plan.outputs]
     tensors: dict[str, TensorPlace | Bound] = {}
@@ -66,7 +64,7 @@ def page(record: EngineRecord) -> Keys:
             "blocks": [asdict(block) for block in blocks(plan)],
             "steps": [step.covers for step in plan.steps],  # the layers of each launch
         },
-        "peaks": {  # at the boost clock: dense FP16 products with FP32 sums (2:4 kernels do twice those), and bandwidths
+        "peaks": {  # at the boost clock: dense FP16 products with FP32 sums (2:4 kernels compute twice as many), bandwidths
             "dense_tflops": round(device.dense_tflops, 3),
             "dram_gbps": device.dram_gbps,
             "l2_gbps": device.l2_bytes_per_clk * device.clock_mhz / 1e3,
@@ -78,9 +76,12 @@ def page(record: EngineRecord) -> Keys:
 
 
 def joined(a: Sequence[Mapping], b: Sequence[Mapping]) -> list[tuple[int | None, int | None]]:
-    """Pairs the layers of two pages, by number: layers of the same name, else layers that share an ONNX node.
+    """Returns pairs of layers of two pages, by number: layers of the same name, else layers that share an ONNX node.
 
     A layer that only one plan has is paired with None. Pairs are in the first plan's order, then the second's.
+
+    >>> joined([{"name": "conv1"}, {"name": "fc"}], [{"name": "fc"}])
+    [(0, None), (1, 0)]
     """
     left = {layer["name"]: i for i, layer in enumerate(b)}
     pairs: dict[int, int | None] = {i: left.pop(layer["name"], None) for i, layer in enumerate(a)}
@@ -98,15 +99,15 @@ def joined(a: Sequence[Mapping], b: Sequence[Mapping]) -> list[tuple[int | None,
 
 
 def _tactic(tactic: Tactic) -> Keys:
+    """Returns a tactic as a JSON object: "name", "formats", and "sparse" for a sparse one."""
     formats = f"{', '.join(dict.fromkeys(map(str, tactic.ins)))} -> {tactic.out}"
     return {"name": tactic.runner, "formats": formats} | ({"sparse": True} if tactic.sparse else {})
 
 
 class _Forms:
-    """The candidates (tactics with times) that the record holds for each layer, by the name of the layer or op, in each form of
-    the layer.
+    """The candidates (tactics with times) in a record, for each form of a layer, by the name of the layer or op.
 
-    `numbers`: tactic -> its number on the page, in the order of first use.
+    `numbers`: tactic -> its number on the page, in the order of first use; calls add tactics to it.
     """
 
     def __init__(self, choices: Choices | None, numbers: dict[Tactic, int]):
@@ -115,11 +116,12 @@ class _Forms:
         self.by_name = grouped((name, row) for row in rows for name in dict.fromkeys((row.op, row.layer, *row.layers)))
 
     def number(self, tactic: Tactic) -> int:
+        """Returns the tactic's number on the page, a new one at its first use."""
         return self.numbers.setdefault(tactic, len(self.numbers))
 
     def of(self, layer: Layer) -> list[Keys]:
-        """Returns a layer's forms, each with its op and candidates; the form that the plan runs is the first. Forms without a
-        launch are left out.
+        """Returns a layer's forms as JSON objects with "op" and "candidates", the form that the plan runs first; forms without
+        a launch are left out.
         """
         rows = self.by_name.get(layer.op_name, []) + (self.by_name.get(layer.layer, []) if layer.layer else [])
         forms = [(row.op, self._candidates(row)) for row in {row.op: row for row in rows}.values()]
@@ -149,9 +151,10 @@ def _layer(
 ) -> Keys:
     """Returns a layer as a JSON object; keys whose value is unknown or empty are left out.
 
-    `nbytes`: bytes that it must read and write, each once, weights included; `cost_us`: time that the plan would take more
-    with the other choice, for weights that are not 2:4 with pruned ones (`costs`); `saved_us`: time that 2:4 saves here, or
-    would save; `facts`: (topic, text); `layers`: the number of the model's nodes that have the weights.
+    "nbytes": bytes that it must read and write, each once, weights included; "cost_us": time that the plan would take more with
+    the other choice, which comes from `costs` for weights that are not 2:4; "saved_us": time that 2:4 saves here, or would
+    save; "facts": (topic, text); "layers": the number of the model's nodes that have the weights. `numbers`: tensor -> its
+    number on the page; `costs`: layer -> microseconds, as pruned_costs returns them.
     """
     layer, row = found.layer, found.row
     low, high = found.range_us(record.timing.sigma) or (None, None)
@@ -183,10 +186,10 @@ def _layer(
 
 
 def _saved_us(row: SparsityRow, other: float | None) -> float | None:
-    """Returns the microseconds that 2:4 saves at this layer, or would save at a dense one; None where it is not known.
+    """Returns the microseconds that 2:4 saves at a sparse layer, or would save at a dense one; None where they are not known.
 
-    `other`: the cost of the other choice in the whole plan; None: then the predicted gain of the layer's kernels alone
-    counts.
+    `other`: the cost of the other choice in the whole plan; None: the result is the predicted gain of the layer's kernels
+    alone.
     """
     if other is not None:
         return other if row.verdict == "sparse" else -other
@@ -194,6 +197,7 @@ def _saved_us(row: SparsityRow, other: float | None) -> float | None:
 
 
 def _facts(record: EngineRecord, found: LayerFacts) -> list[Named]:
+    """Returns (topic, text) for each fact on a layer."""
     facts = [(key, printable(text)) for key, text in layer_facts(found.row, record)] if found.row else []
     why = facts[0][1] if facts else ""
     facts += [("fp32", text) for text in map(printable, found.wide) if text not in why]
@@ -218,8 +222,8 @@ def _rounded(us: float | None) -> float | None:
 
 
 def _graph(plan: PlanRecord, numbers: Mapping[str, int]) -> Keys:
-    """Returns the plan's graph: nodes are the layers, then the inputs, then the outputs; an edge leads from a tensor's writer
-    to each reader.
+    """Returns the plan's graph as a JSON object. Its nodes are the layers, then the inputs, then the outputs; an edge (writer,
+    reader, number of the tensor) leads from a tensor's writer to each of its readers. `numbers`: tensor -> its number.
     """
     count = len(plan.layers)
     source = {t.name: count + i for i, t in enumerate(plan.inputs)}
@@ -241,10 +245,10 @@ def _graph(plan: PlanRecord, numbers: Mapping[str, int]) -> Keys:
 def _verdict(record: EngineRecord) -> Keys:
     """Returns the plan's headline figures as a JSON object.
 
-    `library_us`: the estimated dense plan with a library's kernels; `saved_range`: the words for the range of the time that
-    sparse kernels save; `sure`: word -> number of picks that are this sure; `warning`: why outputs differ from the model's.
-    For weights that are not 2:4: `pruned_us`, `pruned_picked` and `ceiling_us` of the plan with pruned ones, and `now_us`,
-    the predicted time with the present ones.
+    "library_us": the time of the estimated dense plan with a library's kernels; "saved_range": the words for the range of the
+    time that sparse kernels save; "sure": the words for the number of picks by sureness; "warning": why outputs differ from the
+    model's. For weights that are not 2:4: "pruned_us", "pruned_picked" and "ceiling_us" describe the plan with pruned weights,
+    and "now_us" is the predicted time with the present weights.
     """
     plan, timing, solution = record.plan, record.timing, record.plan.solution
     pruned, library = plan.if_pruned, solution.rivals.library
@@ -297,27 +301,29 @@ def command(record: EngineRecord) -> str:
     return shlex.join(words)
 
 
-# ---- the arena of activations: what lies where, and from which launch to which
+# ---- the arena of activations: the places of tensors, and the launches from which and to which they live
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """A block of activation memory that holds `tensors`, one after the other, from step `first` through step `last`.
 
-    `layer`: the number of the layer that writes it first, None for an input.
+    `offset`, `nbytes`: its place in the arena; `layer`: the number of the layer that writes it first, None for an input.
     """
 
     offset: int
     nbytes: int
     first: int
     last: int
-    layer: int | None  # the first that writes it; None of an input
+    layer: int | None
     tensors: tuple[str, ...]
 
 
 def blocks(plan: PlanRecord) -> tuple[Block, ...]:
-    """Returns every block of the arena, ordered by its first write; inputs are live from the start, outputs until the end."""
-    # (offset, bytes) -> (first step, first layer, names) of what is alive
+    """Returns every block of the arena, ordered by first step, then by offset; inputs live from the start, outputs until the
+    end.
+    """
+    # (offset, bytes) of a live block -> (first step, first layer, names of its tensors)
     alive: dict[tuple[int, int], tuple[int, int | None, dict[str, None]]] = {}
     alive |= {(t.offset, t.nbytes): (0, None, {t.name: None}) for t in plan.inputs}
     frees, found = dict(plan.frees), list[Block]()

@@ -1,21 +1,21 @@
-"""Where the nodes and edges of a plan's graph are drawn: in rows by longest path, edges bent around what they pass.
+"""The places of the nodes and edges in a drawing of a plan's graph: nodes in rows by longest path, edges around the nodes.
 
-Long edges are cut at every row they pass; nodes and cuts of a row are ordered by the mean place of what they are joined to
-(the barycentre method of Sugiyama, Tagawa and Toda, 1981), then moved as near to it as their order and widths allow.
+Long edges are cut at every row that they pass; nodes and cuts of a row are ordered by the mean place of their neighbours (the
+barycentre method of Sugiyama, Tagawa and Toda, 1981), then moved as near to this place as their order and widths allow.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-ROW, NODE, LANE, GAP = 72.0, 190.0, 14.0, 22.0  # height of a row, widths of a node and of a passing edge, space between
-SWEEPS, PLACING = 8, 40  # over all rows, to order them and to place what they hold
-MOST_CUTS = 30_000  # with more, long edges are drawn straight
+ROW, NODE, LANE, GAP = 72.0, 190.0, 14.0, 22.0  # pixels: height of a row, width of a node, of a passing edge, of a gap
+SWEEPS, PLACING = 8, 40  # passes over all rows: to order each row, and to place its nodes and cuts
+MOST_CUTS = 30_000  # in a graph with more cuts long edges are drawn straight
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A drawn graph, in pixels: the centre (x, y) of each node, the corners of each edge from its first node to its second, and
-    the size.
+    """A drawn graph, in pixels. `nodes`: the centre (x, y) of each node; `edges`: the points (x, y) of each edge's line, from
+    its first node to its second; `width`, `height`: of the drawing.
     """
 
     nodes: tuple[tuple[float, float], ...]
@@ -27,8 +27,7 @@ class Drawing:
 def draw(count: int, edges: Sequence[tuple[int, int]]) -> Drawing:
     """Returns the drawing of a graph with the nodes 0 to count - 1.
 
-    `edges`: pairs of nodes; the first one is drawn in a higher row than the second one. Raises ValueError if the edges form
-    a circle.
+    `edges`: pairs of nodes; the first node is drawn above the second. Raises ValueError if the edges form a circle.
     """
     rows = _rows(count, edges)
     paths, row_of, joined = _cut(count, edges, rows)
@@ -43,8 +42,11 @@ def draw(count: int, edges: Sequence[tuple[int, int]]) -> Drawing:
 
 
 def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns each node's row: the length of the longest path to it. A node without predecessors is in the row above its first
-    reader.
+    """Returns each node's row, 0 at the top: the length of the longest path to the node. A node without predecessors is in the
+    row above its first successor. Raises ValueError if the edges form a circle.
+
+    >>> _rows(4, [(0, 1), (1, 2), (3, 2)])
+    [0, 1, 2, 1]
     """
     after: list[list[int]] = [[] for _ in range(count)]
     waits = [0] * count
@@ -71,8 +73,13 @@ def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 def _cut(
     count: int, edges: Sequence[tuple[int, int]], rows: Sequence[int]
 ) -> tuple[list[list[int]], list[int], list[tuple[int, int]]]:
-    """Cuts each edge at every row that it passes. Returns (the nodes and cuts along each edge, the row of each node and cut,
-    the pairs of nodes and cuts that are joined). Cuts have the numbers after the nodes.
+    """Cuts each edge at every row that it passes; cuts have the numbers after the nodes, `count` and more.
+
+    Returns (the numbers of the nodes and cuts along each edge, the row of each node and cut, the pairs of nodes and cuts that a
+    piece of an edge joins).
+
+    >>> _cut(2, [(0, 1)], [0, 2])
+    ([[0, 2, 1]], [0, 2, 1], [(0, 2), (2, 1)])
     """
     row_of, joined = list(rows), list[tuple[int, int]]()
     paths: list[list[int]] = []
@@ -87,8 +94,8 @@ def _cut(
 
 
 def _neighbours(size: int, joined: Sequence[tuple[int, int]]) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns two lists per node or cut: the ones that it is joined to in the row above, and in the row below. `size`: their
-    number.
+    """Returns (the neighbours in the row above, the neighbours in the row below) of all nodes and cuts, each a list per node or
+    cut. `size`: the number of nodes and cuts; `joined`: as _cut returns them.
     """
     above: list[list[int]] = [[] for _ in range(size)]
     below: list[list[int]] = [[] for _ in range(size)]
@@ -99,7 +106,7 @@ def _neighbours(size: int, joined: Sequence[tuple[int, int]]) -> tuple[list[list
 
 
 def _ordered(row_of: Sequence[int], joined: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Returns each row's nodes and cuts from left to right."""
+    """Returns the nodes and cuts of each row from left to right, in an order with few crossing edges."""
     order: list[list[int]] = [[] for _ in range(max(row_of, default=-1) + 1)]
     for i, row in enumerate(row_of):
         order[row].append(i)
@@ -119,8 +126,8 @@ def _ordered(row_of: Sequence[int], joined: Sequence[tuple[int, int]]) -> list[l
 
 
 def _placed(order: Sequence[list[int]], joined: Sequence[tuple[int, int]], widths: Sequence[float]) -> list[float]:
-    """Returns the x of each node and cut: near the mean x of its neighbours, in its row's order, without overlap of the
-    widths.
+    """Returns the x of the centre of each node and cut: near the mean x of its neighbours, in the order of its row, without
+    overlap of the widths.
     """
     above, below = _neighbours(len(widths), joined)
     x = [0.0] * len(widths)
@@ -136,15 +143,18 @@ def _placed(order: Sequence[list[int]], joined: Sequence[tuple[int, int]], width
 
 
 def _spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
-    """Returns the places nearest to the `wanted` ones (least squares) in the same order, such that the widths do not overlap.
+    """Returns the places nearest to the `wanted` places (least squares) in the same order, GAP apart or more.
 
     This is isotonic regression of the places minus the widths before them, by pooling adjacent violators.
+
+    >>> _spread([0.0, 100.0], [10.0, 10.0]), _spread([0.0, 0.0], [10.0, 10.0])
+    ([0.0, 100.0], [-16.0, 16.0])
     """
     offsets, at = [], 0.0
     for i, width in enumerate(widths):
         at += (widths[i - 1] + width) / 2 + GAP if i else 0.0
         offsets.append(at)
-    pools: list[tuple[float, int]] = []  # mean, how many
+    pools: list[tuple[float, int]] = []  # (mean, number of places)
     for want, offset in zip(wanted, offsets, strict=True):
         mean, count = want - offset, 1
         while pools and pools[-1][0] > mean:
@@ -156,8 +166,8 @@ def _spread(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
 
 
 def _pull(a: float, b: float) -> float:
-    """Returns the weight of a joint between two things of these widths: how strongly it is drawn in line. Cuts of edges have
-    the largest.
+    """Returns the weight of a neighbour in the mean place of a node or cut, by the widths of both: 8 between two cuts, which
+    keeps long edges straight, 4 between two nodes, else 1.
     """
     return 8.0 if a == b == LANE else 4.0 if a == b else 1.0
 

@@ -1,4 +1,4 @@
-"""A plan's layers for the viewers that people have: a trace for Perfetto, and an ONNX model's nodes annotated for Netron.
+"""A plan's layers for other viewers: a trace for Perfetto, and an ONNX model with notes at its nodes for Netron.
 
 The trace follows the Trace Event Format of Chrome (complete events "X", counters "C", metadata "M", all in microseconds).
 """
@@ -16,13 +16,13 @@ from gpu_runtime.report import data
 from gpu_runtime.runtime.plan_record import EngineRecord
 from gpu_runtime.text import printable
 
-PREFIX = "gpu_runtime."  # of the keys in an ONNX model
-PROCESS, KERNELS = 1, 1  # numbers of the one process and of its one track
+PREFIX = "gpu_runtime."  # begins the keys of notes in an ONNX model
+PROCESS, KERNELS = 1, 1  # numbers of the trace's one process and its one track
 
 
 def notes(record: EngineRecord) -> list[dict[str, str]]:
-    """Returns a dict per layer: its name, tactic, formats, time and verdict; for a layer with weights also the reason in
-    words.
+    """Returns the notes on each layer as a dict of texts: "layer" (its name), "tactic", "formats", "time", "timing" and
+    "verdict"; for a layer with weights also "reason" (its code) and "why".
     """
     found = []
     for facts in facts_of(record):
@@ -45,8 +45,8 @@ def notes(record: EngineRecord) -> list[dict[str, str]]:
 
 
 def trace(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = None) -> dict[str, object]:
-    """Returns the plan as a Chrome trace: its launches one after the other on one track, and a counter of live activation
-    bytes.
+    """Returns the plan as a Chrome trace, a JSON object: its launches one after the other on one track, and a counter of live
+    activation bytes.
 
     `times_us[iteration][layer]`: measured times, whose medians are drawn; None: the plan's own times.
     """
@@ -78,6 +78,7 @@ def trace(record: EngineRecord, times_us: Sequence[Sequence[float]] | None = Non
 
 
 def _named(what: str, name: str) -> dict[str, object]:
+    """Returns the event that gives the process or the track a name. `what`: "process_name" or "thread_name"."""
     return {"ph": "M", "name": what, "pid": PROCESS, "tid": KERNELS, "args": {"name": name}}
 
 
@@ -98,11 +99,11 @@ def _alive(record: EngineRecord, starts: Sequence[float], end: float) -> list[di
 
 
 def annotated(record: EngineRecord, path: str | Path) -> bytes:
-    """Returns the ONNX model that the engine was built from, in which each node has the notes of the layer that computes it as
-    metadata.
+    """Returns the bytes of the ONNX model that the engine was built from, in which each node has the notes of the layer that
+    computes it as metadata.
 
-    The model computes the same. `path`: the model's file. Raises ModelError if it cannot be read, ValueError if it is
-    another model.
+    The annotated model computes the same results. `path`: the model's file. Raises ModelError if it cannot be read, ValueError
+    if the engine was built from another model.
     """
     from gpu_runtime.frontend import load, weights
 
@@ -135,7 +136,7 @@ def annotated(record: EngineRecord, path: str | Path) -> bytes:
 
 
 def _put(entries: object, values: dict[str, str]) -> None:
-    """Set keys of a repeated StringStringEntryProto; existing entries with these keys are replaced."""
+    """Sets keys of a repeated StringStringEntryProto in place; existing entries with these keys are replaced."""
     kept = [(e.key, e.value) for e in entries if e.key not in values]  # type: ignore[attr-defined]
     del entries[:]  # type: ignore[attr-defined]
     for key, value in (*kept, *values.items()):

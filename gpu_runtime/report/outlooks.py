@@ -1,5 +1,6 @@
-"""One model planned for several devices, and for several batches, as tables: which layers go sparse where, and why they differ;
-the time of an image, with our kernels and with a library's."""
+"""The plans of one model for several devices and batches as tables: the verdict of each layer on each device, and the reasons
+for differences; the time of an image, with our kernels and with a library's.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from gpu_runtime.runtime.findings import SparsityRow
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import printable, table, wrap
 
-TIE = 0.01  # kernels whose times differ by less than this share
+TIE = 0.01  # share of a time; kernels whose times differ by less are called a tie
 MOST_PROSE = 10  # lines per device below the tables
 Get = Callable[[Outlook], float | None]  # the microseconds of a whole batch, None where they are not known
 LEGEND = (
@@ -40,15 +41,15 @@ def shown(p: Outlook) -> Outlook:
 
 
 def dense(p: Outlook) -> float:
-    """Returns the microseconds per batch of the plan to beat: with the weights unpruned if `shown` has pruned ones, else
-    without sparse kernels.
+    """Returns the microseconds per batch of the plan to compare with: with present weights if `shown` has pruned weights, else
+    the plan without sparse kernels.
     """
     return p.if_pruned.now_us if p.if_pruned else dense_us(p)
 
 
 def fastest_dense(p: Outlook) -> float:
-    """Returns the microseconds per batch of the fastest dense plan: ours, or the estimate with a library's kernels where that
-    is less.
+    """Returns the microseconds per batch of the fastest dense plan: our plan, or the estimate with a library's kernels if it is
+    less.
     """
     library = shown(p).solution.rivals.library
     return min(dense(p), library.us) if library else dense(p)
@@ -57,9 +58,9 @@ def fastest_dense(p: Outlook) -> float:
 def series(plans: Sequence[Outlook]) -> tuple[tuple[str, Get], ...]:
     """Returns (column name, getter) for the four times that the table compares, in the order of its columns.
 
-    A getter is applied to one Outlook and gives the microseconds of its whole batch, or None where the time is not known.
-    `plans`: all that the table shows; if one of them has pruned weights, the first two columns are "pruned" and "as it is"
-    instead of "plan" and "our dense".
+    A getter takes an Outlook and returns the microseconds of its whole batch, None if the time is not known. `plans`: all
+    plans in the table; if one of them has pruned weights, the first two columns are "pruned" and "as it is" instead of "plan"
+    and "our dense".
     """
     names = ("pruned", "as it is") if any(p.if_pruned for p in plans) else ("plan", "our dense")
     return (
@@ -71,6 +72,7 @@ def series(plans: Sequence[Outlook]) -> tuple[tuple[str, Get], ...]:
 
 
 def legend(plans: Sequence[Outlook]) -> str:
+    """Returns the sentences on the columns of the table with these plans."""
     if any(p.if_pruned for p in plans):
         now = "with the weights as they are"
         return LEGEND.format(f"the plan with all weights pruned that can be 2:4; {now}", f"the plan {now}")
@@ -98,7 +100,7 @@ def text(plans: Sequence[Outlook], batches: Sequence[int] = ()) -> str:
 
 
 def by_device(plans: Sequence[Outlook]) -> dict[str, list[Outlook]]:
-    """Returns device name -> its plans by rising batch; the devices are in the order given."""
+    """Returns device name -> its plans by rising batch; the devices are in the order of `plans`."""
     names = dict.fromkeys(p.device.name for p in plans)
     return {name: sorted((p for p in plans if p.device.name == name), key=lambda p: p.batch) for name in names}
 
@@ -108,10 +110,12 @@ def _picks(p: Outlook) -> str:
 
 
 def _us(us: float | None, unit: str = " us") -> str:
+    """Returns predicted microseconds as text; "-" for an unknown time."""
     return "-" if us is None else us_text(us, PREDICTED, unit=unit)
 
 
 def _head(plans: Sequence[Outlook], which: str) -> str:
+    """Returns the line above the table: model, batches (`which`), sparsity and the origin of times."""
     head = f"{plans[0].model.name} {which}; --sparsity={plans[0].sparsity.mode}"
     if any(p.if_pruned for p in plans):
         head += "; not all weights are 2:4: the table is of the network with all of them pruned"
@@ -125,6 +129,7 @@ def _head(plans: Sequence[Outlook], which: str) -> str:
 
 
 def _batch_table(plans: Sequence[Outlook]) -> list[str]:
+    """Returns the head and the table with a row per device and batch."""
     batches = ", ".join(map(str, sorted({p.batch for p in plans})))
     (first, _), (second, _), *_ = columns = series(plans)
     times = [f"{name},\nper image" for name, _ in columns]
@@ -150,10 +155,12 @@ def _batch_table(plans: Sequence[Outlook]) -> list[str]:
 
 
 def _by_layer(plans: Sequence[Outlook]) -> list[dict[str, SparsityRow]]:
+    """Returns, for each plan, layer -> its sparsity row."""
     return [{name: r for r in shown(p).sparsity.rows for name in r.layers} for p in plans]
 
 
 def _device_table(plans: Sequence[Outlook]) -> list[str]:
+    """Returns the table with a row per layer and a column per plan, each of another device."""
     by_layer = _by_layer(plans)
     rows = [
         [printable(layer), *(_cell(rows[layer], plan) for rows, plan in zip(by_layer, plans, strict=True))]
@@ -175,32 +182,32 @@ def _differing(plans: Sequence[Outlook]) -> list[list[str]]:
 
 
 def _sources(d: Device) -> list[str]:
+    """Returns the paragraph on the sources of a device's rates, and on assumed rates."""
     held = f"; {held_text(d)}" if held_text(d) else ""
     return wrap(f"{d.name}: {d.sources}{held}" + (f". Assumed: {d.assumed}" if d.assumed else ""))
 
 
 def _cell(row: SparsityRow, plan: Outlook) -> str:
+    """Returns the lines of a cell: the reason's label, the times of the best kernels, the limiting resource."""
     dense, sparse = row.best_dense, row.best_sparse
     times = " / ".join(_us(best.us if best else None, unit="") for best in ((dense, sparse) if sparse else (dense,)))
     merged = f"\nas {printable(row.layer)}" if len(row.layers) > 1 else ""
-    if row.floor is None:  # runs in FP32: its floors are those of no tensor core
+    if row.floor is None:  # a layer in FP32 uses no tensor cores, whose floors these are
         return f"FP32\n{times}\n{RESOURCES[dense.bound] if dense else '-'}{merged}"
     return f"{REASONS[row.reason].label}\n{times}\n{RESOURCES[row.floor.bound]}{merged}"
 
 
 def _limits(plan: Outlook) -> str:
-    """Returns the resources that limit the best dense kernels, most frequent first, as lines "count resource"; "-" if there are
-    none.
-
-    Only layers count that have a sparse kernel, too.
+    """Returns the resources that limit the best dense kernels of layers that also have a sparse kernel, as lines "count
+    resource", the most frequent first; "-" without such layers.
     """
     counts = Counter(RESOURCES[r.best_dense.bound] for r in plan.sparsity.rows if r.best_dense and r.best_sparse)
     return "\n".join(f"{n} {resource}" for resource, n in counts.most_common()) or "-"
 
 
 def _why(layer: str, by_layer: Sequence[Mapping[str, SparsityRow]], plans: Sequence[Outlook]) -> str:
-    """Returns one clause per verdict: the devices with it, each with dense time / sparse time and the resource that bounds the
-    layer.
+    """Returns a clause for each verdict on a layer: the devices with this verdict, each with dense time / sparse time and the
+    resource that bounds the layer.
     """
     places: dict[str, list[str]] = {}
     for rows, plan in zip(by_layer, plans, strict=True):

@@ -1,8 +1,8 @@
 """The report as one HTML file that needs no network.
 
-Texts come out of files that may be hostile. Three things hold them: the page's scripts never make markup of a text; the data
-stands in a block of JSON in which no character can end it; and the page's policy lets nothing run but that one script, by its
-hash, and nothing be fetched.
+Texts come from files that may be hostile. Three measures confine them: the page's scripts never make markup of a text; no
+character of the data can end the block of JSON that holds it; and the page's policy allows one script to run, by its hash, and
+nothing to be fetched.
 """
 
 import base64
@@ -21,15 +21,15 @@ from gpu_runtime.runtime.plan_record import EngineRecord
 
 HERE = Path(__file__).parent
 SCRIPTS = ("base", "verdict", "table", "detail", "graph", "charts", "compare", "main")
-MOST_PLAIN = 700_000  # characters of data that are left readable; more is compressed, so that the file stays below 1 MB
+MOST_PLAIN = 700_000  # characters of readable data; longer data is compressed, so that the file stays below 1 MB
 ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
 
 def data(record: EngineRecord, other: EngineRecord | None = None) -> dict[str, Any]:
     """Returns the data that the page shows, and that its button saves, as a JSON object: "pages", "kinds" and "joined".
 
-    "pages": the page of each engine; `other`: a second engine, to be shown side by side. "joined", only with two: pairs of
-    layer numbers that belong together. "kinds": the name of each kind of layer.
+    "pages": the data of each engine, as report.data.page returns it; "kinds": (key, name) of each kind of layer; "joined", only
+    with two engines: pairs of layer numbers that belong together. `other`: a second engine, to be shown side by side.
     """
     pages = [page(each) for each in (record, other) if each is not None]
     both = {"joined": joined(*(p["layers"] for p in pages))} if len(pages) > 1 else {}
@@ -52,9 +52,9 @@ def report(record: EngineRecord, other: EngineRecord | None = None) -> bytes:
 
 
 def filled(template: str, parts: Mapping[str, str]) -> bytes:
-    """Returns a template of this folder with each {{name}} replaced by `parts[name]`.
+    """Returns the bytes of a template of this folder with each {{name}} replaced by `parts[name]`.
 
-    "style" and "script" also give the parts style_sha256 and script_sha256, the hashes for the page's policy.
+    {{style_sha256}} and {{script_sha256}} are replaced by the hashes of the parts "style" and "script", for the page's policy.
     """
     hashes = {f"{name}_sha256": _sha256_of(parts[name]) for name in ("style", "script") if name in parts}
     known, text = {**parts, **hashes}, (HERE / template).read_text(encoding="utf-8")
@@ -62,8 +62,8 @@ def filled(template: str, parts: Mapping[str, str]) -> bytes:
 
 
 def _encoded(shown: dict[str, Any]) -> tuple[str, str]:
-    """Returns (encoding, text) of the page's data: "plain", JSON in which no character can end a script; for long data "gzip",
-    the compressed JSON in base 64.
+    """Returns (encoding, text) of the page's data. "plain": JSON in which no character can end a script; "gzip", for long data:
+    compressed JSON in base 64.
     """
     text = json.dumps(shown, separators=(",", ":"))
     if len(text) > MOST_PLAIN:
@@ -72,4 +72,5 @@ def _encoded(shown: dict[str, Any]) -> tuple[str, str]:
 
 
 def _sha256_of(text: str) -> str:
+    """Returns the SHA-256 of a text in base 64, as a content security policy has it."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

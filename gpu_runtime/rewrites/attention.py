@@ -201,7 +201,7 @@ def _region(network: Network, core: list[Op[Problem]], out: str) -> list[Op[Prob
     return list(reversed(found.values()))
 
 
-# ---- products and what lies between them
+# ---- products, and the ops between them
 
 
 def _operand_index(p: MatmulProblem, i: int) -> np.ndarray:

@@ -39,7 +39,7 @@ from tactics.problems.protocol import Problem
 
 INTEGERS = "integers"
 RANGES = {"int8": Interval(-128.0, 127.0), "uint8": Interval(0.0, 255.0)}
-ROUNDED = 2.0**-12  # of a whole number, at most: what FP32 and the folding of scales leave of 127 steps is 2**-15
+ROUNDED = 2.0**-12  # largest distance from a whole number: FP32 and folded scales leave 2**-15 of 127 steps
 Numbers = Mapping[str, Interval | None]  # tensor -> the interval of its values if all are whole numbers
 
 

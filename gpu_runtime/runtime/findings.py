@@ -382,7 +382,7 @@ class RangeRecord(Shown):
     masked: tuple[Text, ...] = ()
 
 
-# ---- what the plan was chosen from
+# ---- the alternatives that the plan was chosen from
 
 
 @dataclass(frozen=True, slots=True)

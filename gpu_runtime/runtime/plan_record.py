@@ -118,7 +118,7 @@ class Bound:
         return TensorSpec(self.name, self.shape, DTYPES[self.format.dtype])
 
 
-# ---- what is computed and launched
+# ---- layers and launches
 
 ArrayArgument = tuple[str, int, str, tuple[int, ...]]  # arena or weights, offset, dtype, shape
 

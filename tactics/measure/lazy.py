@@ -25,7 +25,7 @@ from tactics.tactic import Tactic
 
 Pair = tuple[Problem, Tactic]
 FEW = 5  # times of a kernel that correct its estimates; with fewer, those of all kernels do
-UNSEEN = 0.3  # what other kernels' times leave in doubt about a kernel, a standard deviation of the logarithm
+UNSEEN = 0.3  # doubt about a kernel by other kernels' times: a standard deviation of the logarithm
 USUAL = 0.1  # the share of all pairs that builds time in the end (docs/timing.md)
 OPTIMISTIC = -0.35  # the logarithm of measured / estimated that is assumed before anything is measured
 

@@ -108,7 +108,9 @@ class Timer:
         return self(problem, tactics)
 
     def refine(self, pairs: Iterable[tuple[Problem, Tactic]]) -> bool:
-        """Times those of the pairs that have only a lower bound. Returns whether a time changed."""
+        """Times the tactics in `pairs` for which the timer has returned a lower bound in place of a time
+        (tactics.measure.lazy). Returns whether a time or a bound changed; False for timers that return no bounds.
+        """
         return False
 
     def remembered(self, what: str, name: str, measure: Callable[[], Sequence[float]]) -> Time:

@@ -21,7 +21,7 @@ def answer(graph) -> float | None:
 def test_plain_program_agrees_on_small_graphs(make):
     agreed = 0
     for seed in range(60):
-        graph = faster(make(seed), (), False, 1.0)  # in microseconds: HiGHS rounds what is below a millionth
+        graph = faster(make(seed), (), False, 1.0)  # in microseconds: HiGHS rounds times below a millionth
         found, _, proven = plain_highs(graph, 20.0)
         best = answer(graph)
         if best is None:

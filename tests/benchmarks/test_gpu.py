@@ -48,7 +48,7 @@ def test_the_table_is_whole():
     assert all(importlib.util.find_spec(row.words.split()[0]) for row in rows)
     assert [row.number for row in rows[:10]] == ["0", "1", "3", "6", "2", "1", "5", "7", "8", "4"]
     packed = {"measured": kernels.MEASURED, "measured-1": kernels.MEASURED_1, "compiled": kernels.MEASURED_OTHERS}
-    for row in rows:  # what they build is what is packed for them
+    for row in rows:  # each row builds the kernels that are packed for it
         assert all(":".join(item.split(":")[:2]) in row.words for item in packed.get(row.name, ()))
         words = gpu.command(row, Path("results"), 50.0, True)
         assert f"results/{row.file}" in words and not any("{" in word for word in words)

@@ -226,7 +226,7 @@ def test_rows_that_a_run_did_not_reach_stay_stale(monkeypatch, tmp_path):
     assert len(changed.stale(tmp_path)) == 2
 
 
-# ---- what rows are asked for, and what they print
+# ---- the arguments of rows, and their output
 
 
 @pytest.mark.slow

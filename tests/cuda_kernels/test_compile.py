@@ -41,7 +41,7 @@ OTHERS = [
       for i, o, n in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 1, 1), (1, 1, 1))),
     *(("matmul", {"A_PAIRS": a, "B_PAIRS": b}) for a in (0, 1) for b in (0, 1)),
     *(("resize", {"VEC": v}) for v in (1, 8)),
-    # Both sides FP32: what these kernels are where FP16 cannot hold the values.
+    # Both sides FP32: the variants of these kernels for values that FP16 cannot hold.
     *(("pointwise", {"VEC": 1, "OPS": 2846454230222320, "OPERANDS": 65432, "SOURCES": s, "ROWS": r, "Y_F32": 1})
       for s, r in ((563411, 1), (563455, 0))),
     *((k, values | {"X_F32": 1, "Y_F32": 1}) for k, values in (

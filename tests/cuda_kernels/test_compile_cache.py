@@ -179,7 +179,7 @@ def test_processes_that_write_one_entry_never_mix_it(cache):
     assert not any(process.returncode for process in running), errors
 
 
-# ---- what is compiled is the same everywhere
+# ---- compiled kernels are the same everywhere
 
 
 def test_two_checkouts_compile_the_same_bytes(tmp_path):

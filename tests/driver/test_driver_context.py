@@ -268,7 +268,7 @@ def test_copies_wait_for_no_other_stream(engine, cupy, x):
             assert float(a[0]) == 50
 
 
-# ---- what lies where
+# ---- the places of arrays
 
 
 def test_arrays_of_both_kinds_in_one_run(folder, cupy):

@@ -48,7 +48,7 @@ def test_an_orin_builds_runs_benches_and_is_examined(tmp_path):
     onnx.save(model([node("Conv", "x w", "y", pads=(1, 1, 1, 1))], {"x": (1, 16, 6, 6)}, "y", {"w": w}), tmp_path / "m.onnx")
     np.save(tmp_path / "x.npy", rng.normal(0, 1, (1, 16, 6, 6)).astype(np.float32))
     env = os.environ | settings.environment(devices=("orin_nx16",), management=False)
-    cache = tmp_path / "cache"  # of its own, since its times are no Orin's, but for what is compiled
+    cache = tmp_path / "cache"  # its own, since its times are no Orin's; compiled files are shared
     cache.mkdir()
     for name in ("kernels", "emulator"):
         (cache / name).symlink_to(cache_dir() / name)

@@ -65,7 +65,7 @@ def verified(bench, tactic, samples: int = 1) -> float:
     return reply["rel_error"][tactic.name]
 
 
-# ---- one process: what is right is accepted, what is wrong refused
+# ---- one process: right results are accepted, wrong ones refused
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def kept(path: Path) -> dict[str, dict]:
     return {record["tactic"]: record for record in map(json.loads, path.read_text().splitlines())}
 
 
-FAULTS = [  # the error; whether the launch call returns it; what is told; is it kept in the cache; is the child replaced
+FAULTS = [  # the error; whether the launch call returns it; the message; is it kept in the cache; is the child replaced
     ("illegal_address", False, "700|illegal|ILLEGAL", True, True),
     ("illegal_address", True, "cuLaunchKernelEx: CUDA_ERROR_ILLEGAL_ADDRESS", True, True),
     ("out_of_resources", True, "OUT_OF_RESOURCES", True, False),
@@ -276,7 +276,7 @@ def test_a_fault_is_told_of_its_tactic_alone(device, driver, children, measure, 
     assert len(timer.failures) == 1 and any(part in told for part in text.split("|")), told
     found = kept(timer.cache.path)
     assert ("error" in found.get(bad.name, {})) == remembered and all("us" in found[t.name] for t in good)
-    assert len(children) - 1 in ((1, 2) if replaced else (0,))  # what ends a child is tried once more in a fresh one
+    assert len(children) - 1 in ((1, 2) if replaced else (0,))  # a tactic that ends a child is tried once more in a fresh one
     timer.close()
     driver()  # nothing fails any more
     again, _ = measure(CONV, [*good, bad])

@@ -18,7 +18,7 @@ from tests.on_driver import passes, started, timed
 from tests.reference_run import model, node
 
 pytestmark = [pytest.mark.driver, timed]
-FOLDER = "RESUME_FOLDER"  # environment: of the cache, and of the log of what was answered
+FOLDER = "RESUME_FOLDER"  # environment variable: the folder of the cache and of the log of answers
 KILLS = 10
 
 
@@ -40,7 +40,7 @@ def build() -> None:
     stored = {k: (rng.standard_normal(shape) * 0.1).astype(np.float32) for k, shape in weights.items()}
     layers = [node("Conv", "x a", "c", pads=[1] * 4), node("Conv", "c b", "y", pads=[1] * 4)]
     proto = model(layers, {"x": (1, 16, 8, 8)}, "y", stored)
-    # Level 3 times what lies within two standard deviations; with a tactic beyond, timed by chance, a plan is 2 % faster.
+    # Level 3 times tactics within two standard deviations; with a tactic beyond, timed by chance, a plan is 2 % faster.
     engine = gr.build(proto, sparsity="force", timing_cache=folder / "times", optimization_level=4)
     print(engine.plan.solution.total_us)
 

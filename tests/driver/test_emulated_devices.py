@@ -179,7 +179,7 @@ def repeated_launches():
 
     kernels.emulator.launch = counting
     (x, *rest), weights = random_data(SMALL)
-    for factor in (1, 0.5):  # other values at what may be the same addresses
+    for factor in (1, 0.5):  # other values, perhaps at the same addresses
         launched.clear()
         ins = [(x * factor).astype(x.dtype), *rest]
         tactic = candidates(SMALL, gpu.device)[0]

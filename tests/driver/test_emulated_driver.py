@@ -129,7 +129,7 @@ def test_wrong_arguments(tmp_path):
     assert "No such file" in refused(tmp_path, "--settings", "absent.json", "true")
 
 
-# ---- what a test leaves behind
+# ---- processes and files that a test leaves behind
 
 LEAVING = """
 import cupy, pytest

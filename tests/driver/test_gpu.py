@@ -126,7 +126,7 @@ def small(problem):
 def test_large_shapes_agree_with_the_naive_kernel(name, device, monkeypatch):
     """Bench.time raises where an output is wrong. All channels-last tactics, and some of each other pair of formats."""
     problem = small(LARGE[name]) if ON_DRIVER else LARGE[name]
-    monkeypatch.setattr(references, "SMALL_MACS", 0)  # the naive kernel is what these are compared with
+    monkeypatch.setattr(references, "SMALL_MACS", 0)  # the naive kernel is the reference for all problems
     tactics = list(candidates(problem, device))
     picked = [] if ON_DRIVER else [t for t in tactics if t.ins[0].layout == t.out.layout == "hwc8"]
     picked += random.Random(name).sample(tactics, PER_LARGE)
@@ -188,5 +188,5 @@ def test_compute_sanitizer_finds_nothing(tool, device):
     if "not supported" in text or "Unable to" in text:
         pytest.skip(f"compute-sanitizer refuses: {text.strip()[:300]}")
     errors = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", text)
-    looked_up = re.findall(r"on CUDA API call to cuGetProcAddress", text)  # by cuda-bindings, for what an older driver lacks
+    looked_up = re.findall(r"on CUDA API call to cuGetProcAddress", text)  # by cuda-bindings, for calls that old drivers lack
     assert done.returncode == 0 and "tactics ran" in text and errors and int(errors[1]) == len(looked_up), text[-4000:]

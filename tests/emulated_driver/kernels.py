@@ -84,7 +84,7 @@ class Memory:
         rows = np.zeros((lib.emulated_driver_allocations(self.device, None, 0), 3), np.uint64)
         lib.emulated_driver_allocations(self.device, rows.ctypes.data, len(rows))
         # Which allocation holds weights, that a dependent launch may read early, no driver knows: early reads of all are let
-        # pass (early writes are not). Runs on the emulator itself check them, where the runtime says what is constant.
+        # pass (early writes are not). Runs on the emulator itself check them, where the runtime names the constant arrays.
         rows[:, 2] = 1
         return rows
 

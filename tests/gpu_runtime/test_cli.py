@@ -53,7 +53,7 @@ def contents(folder: Path) -> dict[str, bytes | None]:
     return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
 
 
-# ---- what is asked for
+# ---- options and their results
 
 
 def test_help_answers_at_once(tmp_path):
@@ -105,7 +105,7 @@ def test_the_tensorrt_command_its_short_form_and_the_run(files, cli, monkeypatch
     assert [r["name"] for r in profile[1:]] == [layer["Name"] for layer in info["Layers"]]
     assert all(list(r) == ["name", "timeMs", "averageMs", "medianMs", "percentage"] for r in profile[1:])
     names = [layer["Name"].split(" // ") for layer in info["Layers"] if layer.get("SparsityChosen")]
-    chosen = [" || ".join(part.split(" + ")[0] for part in parts) for parts in names]  # what viewers cannot draw is replaced
+    chosen = [" || ".join(part.split(" + ")[0] for part in parts) for parts in names]  # names as viewers can draw them
     assert chosen == picked
 
     monkeypatch.setattr(

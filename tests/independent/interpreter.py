@@ -8,7 +8,7 @@ from pathlib import Path
 from cuda_kernels.emulator import build
 from cuda_kernels.files import cache_dir, write
 
-# A fault is looked for in small programs: compiling is what takes the time. Any x86-64 CPU of the level takes the same paths.
+# Faults are searched for in small programs: compiling takes most of the time. Any x86-64 CPU of the level takes the same paths.
 FLAGS = tuple("-O1" if flag == "-O3" else flag for flag in build.FLAGS)
 
 

@@ -1,5 +1,5 @@
-"""Kernels in Triton's language, compiled without a GPU, for sm_80 where nothing else is said; what comes out is Triton's PTX,
-none of it written here.
+"""Kernels in Triton's language, compiled without a GPU, for sm_80 unless a case names another architecture. All PTX is written
+by Triton's compiler.
 
     python -m tests.independent.triton_kernels NAME ...
 
@@ -26,7 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, libdevic
 
 @triton.jit
 def matmul(a, b, c, M, N, K, a_m, a_k, b_k, b_n, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SUM: tl.constexpr):
-    """c[M, N] = a b, a and b with any strides."""
+    """Computes c[M, N] = a[M, K] b[K, N], a and b with any strides."""
     m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros((BM, BN), dtype=SUM)
     for first in range(0, K, BK):
@@ -39,7 +39,7 @@ def matmul(a, b, c, M, N, K, a_m, a_k, b_k, b_n, BM: tl.constexpr, BN: tl.conste
 
 @triton.jit
 def copied_product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """c = a b, all three by tensor maps that the host makes: copies in bulk, mbarriers, wgmma."""
+    """Computes c = a b, all three by tensor maps that the host makes: copies in bulk, mbarriers, wgmma."""
     m, n = tl.program_id(0) * BM, tl.program_id(1) * BN
     total = tl.zeros((BM, BN), dtype=tl.float32)
     for k in range(0, K, BK):
@@ -47,7 +47,7 @@ def copied_product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.
     c.store([m, n], total.to(tl.float16))
 
 
-# A box of a tensor, plus 1, into the same place of another one: in one to five dimensions.
+# Each copies a box of tensor x, plus 1, into the same place of tensor y; tensors have one to five dimensions.
 
 
 @triton.jit
@@ -77,7 +77,7 @@ def box_5(x, y, i, j, k, m, n):
 
 @triton.jit
 def conv(x, w, y, N, H, W, C, P, Q, K, STRIDE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """3x3, pad 1, as an implicit GEMM: x[n, h, w, c], w[k, r, s, c] -> y[n, p, q, k]."""
+    """Computes a 3x3 convolution, pad 1, as an implicit GEMM: x[n, h, w, c], w[k, r, s, c] -> y[n, p, q, k]."""
     pixel, out = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
     q, p, image = pixel % Q, pixel // Q % P, pixel // (P * Q)
     total = tl.zeros((BM, BN), dtype=tl.float32)
@@ -96,7 +96,7 @@ def conv(x, w, y, N, H, W, C, P, Q, K, STRIDE: tl.constexpr, BM: tl.constexpr, B
 
 @triton.jit
 def attention(q, k, v, o, L, scale, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr):
-    """softmax(scale q k^T) v of one head, keys block by block: one product's result is the other's operand."""
+    """Computes softmax(scale q k^T) v of one head, keys block by block: one product's result is the other's operand."""
     m, d = tl.program_id(0) * BM + tl.arange(0, BM), tl.arange(0, D)
     query = tl.load(q + m[:, None] * D + d[None, :], mask=m[:, None] < L, other=0.0)
     best, weight = tl.full((BM,), -float("inf"), tl.float32), tl.zeros((BM,), tl.float32)
@@ -168,7 +168,7 @@ def histogram(x, y, n, B: tl.constexpr):
 
 @triton.jit
 def functions(x, y, n, B: tl.constexpr):
-    """Special functions, conversions, and division of whole numbers."""
+    """Computes special functions, conversions, and quotients of whole numbers, and stores their sum."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     v = tl.load(x + i, mask=i < n, other=0.0).to(tl.float32)
     whole = (v * 16).to(tl.int32)
@@ -178,7 +178,7 @@ def functions(x, y, n, B: tl.constexpr):
 
 @triton.jit
 def numbers(x, w, y, n, B: tl.constexpr):
-    """Roots and quotients that round right, unsigned and 64-bit whole numbers, loads past L1, volatile ones."""
+    """Computes correctly rounded roots and quotients, unsigned and 64-bit whole numbers; loads past L1, and volatile ones."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     v = tl.load(x + i, mask=i < n, other=1.0, cache_modifier=".cg")
     k = tl.load(w + i, mask=i < n, other=1, volatile=True)
@@ -191,7 +191,7 @@ def numbers(x, w, y, n, B: tl.constexpr):
 
 @triton.jit
 def counters(x, y, n, B: tl.constexpr):
-    """y[0:8] counts values modulo 8, y[8:16] gathers bits of them."""
+    """Counts values modulo 8 in y[0:8], and gathers bits of the values in y[8:16], by atomics."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     v = tl.load(x + i, mask=i < n, other=0)
     tl.atomic_add(y + v % 8, 1, mask=i < n)
@@ -200,7 +200,7 @@ def counters(x, y, n, B: tl.constexpr):
 
 @triton.jit
 def dependent(x, y, n, B: tl.constexpr):
-    """A launch of a chain in which each may begin before the one ahead has ended: y = x + 3 y."""
+    """Computes y = x + 3 y in a chain of launches, each of which may begin before the launch ahead has ended."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     gdc_wait()
     total = tl.load(x + i, mask=i < n, other=0) + 3 * tl.load(y + i, mask=i < n, other=0)
@@ -210,7 +210,7 @@ def dependent(x, y, n, B: tl.constexpr):
 
 @triton.jit
 def words(x, w, y, n, B: tl.constexpr):
-    """64-bit whole numbers; quotients of their low words."""
+    """Computes with 64-bit whole numbers, and quotients of their low words."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a, b = tl.load(x + i, mask=i < n, other=1), tl.load(w + i, mask=i < n, other=1)
     total = tl.where(a >= b, a & b, a | b) + a % b + b // a + tl.where(a == b - 1, b, a)
@@ -219,7 +219,7 @@ def words(x, w, y, n, B: tl.constexpr):
 
 @triton.jit
 def shorts(x, w, y, n, B: tl.constexpr):
-    """Whole numbers of 8 and 16 bits."""
+    """Computes with whole numbers of 8 and 16 bits."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a, b = tl.load(x + i, mask=i < n, other=0), tl.load(w + i, mask=i < n, other=0)
     hashed = (i * 40503).to(tl.uint16)
@@ -230,7 +230,7 @@ def shorts(x, w, y, n, B: tl.constexpr):
 
 @triton.jit
 def compared(x, w, y, n, B: tl.constexpr):
-    """Which of two numbers is less, and which is none."""
+    """Stores as bits which of two numbers is less, and which is a NaN."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a = tl.load(x + i, mask=i < n, other=0.0, cache_modifier=".cg")
     b = tl.load(w + i, mask=i < n, other=0.0, cache_modifier=".cg")
@@ -240,7 +240,7 @@ def compared(x, w, y, n, B: tl.constexpr):
 
 @triton.jit
 def masks(x, w, p, q, y, n, B: tl.constexpr):
-    """Comparisons that decide what is stored, one of y's eight rows each."""
+    """Stores 1 where a comparison holds; each of eight comparisons has a row of y."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a, b = tl.load(x + i, mask=i < n, other=0), tl.load(w + i, mask=i < n, other=0)
     u, v = a.to(tl.uint32, bitcast=True), b.to(tl.uint32, bitcast=True)
@@ -257,7 +257,7 @@ def masks(x, w, p, q, y, n, B: tl.constexpr):
 
 @triton.jit
 def carried(x, y, n, B: tl.constexpr):
-    """Flags that a loop carries decide what is stored; a row of n values a thread."""
+    """Stores an index where flags that a loop carries are set; each thread has a row of n values."""
     at = (tl.program_id(0) * B + tl.arange(0, B)) * n
     odd, all_large = tl.full((B,), False, tl.int1), tl.full((B,), True, tl.int1)
     for k in range(n):
@@ -268,22 +268,23 @@ def carried(x, y, n, B: tl.constexpr):
 
 @triton.jit
 def gathered(x, w, y, B: tl.constexpr):
-    """By another's lane where one warp holds all, through shared memory where several do."""
+    """Gathers y[i] = x[w[i]]: from lanes if one warp holds all values, through shared memory if several do."""
     i = tl.arange(0, B)
     tl.store(y + i, tl.gather(tl.load(x + i), tl.load(w + i), 0))
 
 
 @triton.jit
 def turned(x, y, M: tl.constexpr, N: tl.constexpr):
-    """A matrix transposed, by two blocks of a cluster: half of what each of them stores is in the other's shared memory."""
+    """Transposes a matrix by two blocks of a cluster: half of the values that each stores are in the other's shared memory."""
     i = tl.arange(0, M * N)
     tl.store(y + i, tl.reshape(tl.trans(tl.reshape(tl.load(x + i), (M, N))), (M * N,)))
 
 
 @triton.jit
 def rounded(x, w, y, n, B: tl.constexpr):
-    """To halves, to nearest and toward zero, to bfloat16 and to whole numbers; what a product loses by rounding, which a fused
-    multiplication and addition knows. One of y's five rows each."""
+    """Stores roundings, each in a row of y: to FP16, to nearest and toward zero, to bfloat16, to whole numbers; and the error
+    of a rounded product, by a fused multiplication and addition.
+    """
     i = tl.program_id(0) * B + tl.arange(0, B)
     inside = i < n
     a, b = tl.load(x + i, mask=inside, other=0.0), tl.load(w + i, mask=inside, other=0.0)
@@ -297,7 +298,7 @@ def rounded(x, w, y, n, B: tl.constexpr):
 
 @triton.jit
 def roots(x, y, n, B: tl.constexpr):
-    """NVIDIA's device library, which keeps numbers below the smallest normal one here."""
+    """Computes roots and quotients by NVIDIA's device library, which here keeps numbers below the smallest normal one."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     v = tl.load(x + i, mask=i < n, other=1.0)
     total = libdevice.rsqrt(v) + libdevice.rcp_rn(v) + libdevice.fast_dividef(v, v + 3) + libdevice.tanh(v)
@@ -306,20 +307,20 @@ def roots(x, y, n, B: tl.constexpr):
 
 @triton.jit
 def clipped(x, w, y, n, B: tl.constexpr):
-    """The nearest whole number, a half to an even one, by NVIDIA's device library; another number where that is less."""
+    """Computes the nearest whole number, halves to even, by NVIDIA's device library; stores b where b is less."""
     i = tl.program_id(0) * B + tl.arange(0, B)
     a, b = tl.load(x + i, mask=i < n, other=0.0), tl.load(w + i, mask=i < n, other=0.0)
     tl.store(y + i, tl.minimum(libdevice.rint(a), b), mask=i < n)
 
 
-# ---- which of them, with what types and sizes
+# ---- the cases: kernels with types and sizes
 
 HALF, SINGLE, BRAIN, INT, LONG = "*fp16", "*fp32", "*bf16", "*i32", "*i64"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`types`: of the arguments that are no constants, in order; integers named in `by_16` are multiples of 16."""
+    """A kernel to compile. `types`: of its arguments but constants, in order; integers in `by_16` are multiples of 16."""
 
     kernel: object
     types: dict[str, str]
@@ -332,7 +333,7 @@ class Case:
 
 
 def product(a=HALF, c=HALF, tile=(64, 64, 32), one=("a_k", "b_n"), total=tl.float32, even=True, **how) -> Case:
-    """A matmul; `one`: the strides of 1, constants as Triton's own launcher makes them."""
+    """Returns a case of `matmul`. `one`: the strides of 1, which are constants, as Triton's own launcher makes them."""
     sizes = [n for n in ("M", "N", "K", "a_m", "a_k", "b_k", "b_n") if n not in one]
     constants = {**dict.fromkeys(one, 1), **dict(zip(("BM", "BN", "BK"), tile, strict=True)), "SUM": total}
     types = {"a": a, "b": a, "c": c, **dict.fromkeys(sizes, "i32")}

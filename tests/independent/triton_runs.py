@@ -177,7 +177,7 @@ def transposes(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
         yield Run((tiles(m, 64), tiles(n, 64), 1), {"x": x}, "y", x.T.astype(np.float64), {"M": m, "N": n})
 
 
-# ---- rows, and what is apart
+# ---- kernels on rows, and all others
 
 
 def rows(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
@@ -257,7 +257,7 @@ def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def words(k: Triton, rng: np.random.Generator) -> Iterator[Run]:
     n = 300
-    a, b = drawn(rng, 46, n), drawn(rng, 46, n)  # below 2^53 a float of 64 bits holds what comes out
+    a, b = drawn(rng, 46, n), drawn(rng, 46, n)  # below 2^53 a float of 64 bits holds the results exactly
     b[::5] = a[::5] + 1
     b = np.where(b.astype(np.uint32) == 0, b + 1, b)
     want = np.where(a >= b, a & b, a | b) + np.fmod(a, b) + divided(b, a) + np.where(a == b - 1, b, a)

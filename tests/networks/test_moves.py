@@ -46,7 +46,7 @@ CASES = {
     "pad_edge": ([node("Pad", "x p", "y", mode="edge")], (1, 3, 4, 5), {"p": INT([0, 0, 2, 3, 1, 0, 3, 4])}, ["Gather"]),
     "pad_wrap": ([node("Pad", "x p", "y", mode="wrap")], (1, 3, 4, 5), {"p": INT([0, 0, 2, 3, 0, 0, 3, 4])}, ["Gather"]),
     "pad_crops": ([node("Pad", "x p", "y")], (1, 3, 4, 5), {"p": INT([0, 0, -1, 3, 0, 0, 3, -2])}, ["Move"]),
-    "pad_wrap_crops": (  # what is cut off is not what wraps
+    "pad_wrap_crops": (  # the cropped elements are not the ones that wrap
         [node("Pad", "x p", "y", mode="wrap")], (1, 3, 4, 5), {"p": INT([0, 0, -1, 3, 0, 0, 3, -2])}, ["Gather"],
     ),
     "pad_images": (

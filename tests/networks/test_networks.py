@@ -23,7 +23,7 @@ from tests.ort_budget import budgets, run
 pytestmark = pytest.mark.slow
 
 
-# ---- inputs, as each network's authors prepare them, and what is expected of the answer
+# ---- inputs, as each network's authors prepare them, and the expected answers
 
 
 def photo(name: str) -> Image.Image:

@@ -75,7 +75,7 @@ def test_all_commands_show_one_weight_energy(name):
     """inspect-sparsity, explain and the log of --sparsity=force speak of the weights as the file has them."""
     rows = {r["layer"]: r for r in pattern.inspect(model_path(name))}
     own, pruned = plans(name)
-    for row in (*own.sparsity.rows, *pruned.sparsity.rows):  # what pruning would take away, and what it took
+    for row in (*own.sparsity.rows, *pruned.sparsity.rows):  # the energy that pruning would take, then the energy that it took
         parts = [rows[layer] for layer in row.layers]
         if None in (lost := [p["lost_energy"] for p in parts]):
             assert row.lost_energy is None and row.stored_share is None

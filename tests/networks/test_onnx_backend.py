@@ -36,7 +36,7 @@ LIBRARY = """
     Softsign Tile TopK Where
 """.split()
 OPERATORS = sorted(KERNELS + LIBRARY)
-FOLDED = ("Constant", "ConstantOfShape", "Shape", "Size")  # what constants alone decide
+FOLDED = ("Constant", "ConstantOfShape", "Shape", "Size")  # operators whose results only constants decide
 DATA = (TensorProto.FLOAT, TensorProto.FLOAT16)
 EDGES = (*DATA, TensorProto.BOOL, TensorProto.INT32, TensorProto.INT64)
 

@@ -16,7 +16,7 @@ engine = gr.load(sys.argv[1])
 x = np.ones(engine.inputs[0].shape, np.float32)
 open_one = lambda: engine.context(device="emulator")
 """
-# What a script leaves behind -> its last lines. Each runs in a process of its own.
+# Name of the thing that a script leaves behind -> the script's last lines. Each runs in a process of its own.
 LEFT = {
     "a context": "ctx = open_one(); print(ctx.run({'x': x})['y'].shape)",
     "a context that has not run": "ctx = open_one()",

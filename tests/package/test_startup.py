@@ -33,7 +33,7 @@ ELSEWHERE = (
     "gpu_runtime.explain.autotuning",
 )
 LAUNCHES = ("cuda_kernels.launch", "cuda_kernels.emulator")
-# What is run -> what it does not import.
+# Code that is run -> the modules that it does not import.
 WITHOUT = {
     LOAD: (*ELSEWHERE, *ONNX, *PLANNER, "tactics.families", "tactics.candidates", *LAUNCHES, "tempfile", "difflib"),
     BUILD: (*ELSEWHERE, *ONNX, *PLANNER, "gpu_runtime.building.build", "tactics.families", *LAUNCHES),

@@ -20,7 +20,7 @@ from tests.test_wheel import clean
 
 pytestmark = pytest.mark.servers
 # Builds, spread over a cluster that it starts where `ray`, of which an actor is killed behind 60 timed tactics. Prints the
-# plan's time, what was warned of, and how many processes had a child that measured at a moment. At level 2 a plan depends on
+# plan's time, the warnings, and how many processes had a child that measured at a moment. At level 2 a plan depends on
 # which tactics are timed first: its time differed by 0.8 %.
 SCRIPT = """
 import os, signal, subprocess, sys, warnings

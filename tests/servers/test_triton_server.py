@@ -103,7 +103,7 @@ def running(server: Triton, fails: bool = False):
     assert not left
 
 
-# Name -> what makes a request bad. Triton compares them with config.pbtxt before the adapter sees them.
+# Name -> a function that makes a request bad. Triton compares them with config.pbtxt before the adapter sees them.
 BAD = {
     "shape": lambda x: {"x": x[:, :, :7].copy()},
     "dtype": lambda x: {"x": x.astype(np.float64)},

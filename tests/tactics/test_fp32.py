@@ -23,7 +23,7 @@ from tests.problems import ACTS, OTHERS, assert_right, assert_written_once, conv
 
 DEVICE = named("h200")
 TYPES = ("fp16", "fp32")
-LARGE = 2.0**17  # what FP32 sides are multiplied by
+LARGE = 2.0**17  # the factor of FP32 inputs
 
 
 def types_of(problem):

@@ -100,7 +100,7 @@ def test_bytes_and_seconds_by_hand():
     assert f["mma_us"] == pytest.approx(64 * 64 * 28 * 28 / (132 * 2048 * 1830 * FAST))  # wgmma's peak
     pixels = floors(replace(p, c=3), H200, sizes=(1, 2))  # an image of bytes, as it lies
     assert pixels["l2_us"] == pytest.approx((3 * 28 * 28 + 2 * 64 * 28 * 28 + 2 * 3 * 64) / (132 * 64 * 1830 * FAST))
-    large = floors(replace(p, n=1024), H200)  # what L2 may have kept of the input, and may keep of the output, is not counted
+    large = floors(replace(p, n=1024), H200)  # the bytes of input and output that L2 may keep are not counted
     assert large["dram_us"] == pytest.approx((1024 * moved - 2 * H200.l2_bytes + weights) / 4.8e6)
 
 

@@ -20,7 +20,7 @@ K_STAGE = 64
 SMEM = 227 * 1024
 BARRIERS = 1024  # bytes: mbarriers, and alignment to the 1,024 of a swizzle's atom
 STAGING = 8 * 1024  # of the epilogue of a warpgroup: 64 x 64 outputs
-# By the number of multiplying warpgroups, of each of their threads: all, or what setmaxnreg can give; ptxas adds up to 65,536.
+# Multiplying warpgroups -> registers of each of their threads: 255, the most, or as setmaxnreg gives; ptxas adds up to 65,536.
 REGISTERS = {1: 255, 2: 232, 3: 160}
 # A thread's registers in 2:4 loops, beside its sums: values and metadata for an m64 and 64 of K; others (ptxas 13.0: nothing
 # spills).

@@ -73,7 +73,7 @@ def text(*rows: str) -> str:
 # fmt: off
 BRANCHES = (
     ".L_top:", "BAR.SYNC 0x0", "@P0 BRA `(.L_products)",  # over a copy: not taken
-    "LDGSTS.E.128 [R0], [R2.64]", "@!P1 BRA `(.L_same_tap)",  # over what steps to the next tap: taken
+    "LDGSTS.E.128 [R0], [R2.64]", "@!P1 BRA `(.L_same_tap)",  # over the step to the next tap: taken
     ".L_tap:", "IADD3 R4, R4, 0x1, RZ", "@P2 BRA `(.L_tap)",  # back, inside the loop: not taken
     ".L_same_tap:", "BRA `(.L_products)", "IADD3 R5, R5, 0x1, RZ",  # unconditional: taken
     ".L_products:", "HMMA.16816.F32 R8, R12, R16, R8", "@P3 BRA `(.L_out)", "@!P4 BRA `(.L_top)",  # out of the loop: not taken

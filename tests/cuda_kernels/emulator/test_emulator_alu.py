@@ -291,8 +291,8 @@ def test_halves():
         assert not bad.size, (name, hex(a[bad[0]]), hex(b[bad[0]]), hex(c[bad[0]]), hex(row[bad[0]]), expected[bad[0]])
 
 
-# ---- approximate instructions: PTX ISA 9.7.3. What a result may differ from f(x), in FP64: units in the last place, a share of
-# it, or an absolute error where |f(x)| <= 1.
+# ---- approximate instructions: PTX ISA 9.7.3. Largest difference of a result from f(x) in FP64: units in the last place, a
+# share of f(x), or an absolute error where |f(x)| <= 1.
 
 DOCUMENTED = {
     "rcp.approx": (lambda x: 1 / x, 1, 0, 0),

@@ -201,7 +201,7 @@ STORE_ANEW = "st.shared.u32 [%r1], %r3;"
 WAIT = "WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r2], 0;\n@!%p1 bra WAIT;"
 EARLY = "(in flight: read of|race: read after write|uninitialised|deadlock)"
 STORED_TO = "(in flight: write to|race|proxy fence)"
-FAULTS = {  # name -> (text, what stands for it, the message's beginning)
+FAULTS = {  # name -> (text, its replacement, the message's beginning)
     "too many bytes expected": ("_, [%r2], 256", "_, [%r2], 272", "deadlock: every resident block waits"),
     "too few bytes expected": (
         "_, [%r2], 256;",
@@ -258,7 +258,7 @@ def test_bytes_are_copied(options):
     assert plain(program(256, PLAIN.format(256), PLAIN_STORE.format(256) + WAITED), Memory(), options)
     read = WAITED.replace("wait_group", "wait_group.read")
     assert plain(program(256, PLAIN.format(256), PLAIN_STORE.format(256) + read), Memory(), options)
-    anew = f"@%p0 bra F;\n{STORE_ANEW}\nF: {FENCE}\nbar.sync 0;"  # thread 0 stores what was there, 0
+    anew = f"@%p0 bra F;\n{STORE_ANEW}\nF: {FENCE}\nbar.sync 0;"  # thread 0 stores the value that was there, 0
     assert plain(program(256, PLAIN.format(256), PLAIN_STORE.format(256) + WAITED, anew), Memory(), options)
 
 

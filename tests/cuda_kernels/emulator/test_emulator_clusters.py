@@ -149,7 +149,7 @@ def test_a_declared_cluster_is_launched_as_declared():
         launch(load(text), (4, 1, 1), (32, 1, 1), 0, b"", Memory(), options=Options(cluster=(4, 1, 1)))
 
 
-# What every block of a cluster finds in `tile` after block 1 has sent it, `size` bytes, to those in the mask 13 of four.
+# The text stores the `tile` of every block of a cluster of four after block 1 has sent `size` bytes to the blocks in mask 13.
 SENT = (
     """ld.param.u64 %rd0, [seen]; mov.b64 %rd2, from; cvta.param.u64 %rd2, %rd2;
 @!%p0 bra READY;

@@ -123,7 +123,7 @@ def test_what_waits_for_its_warp_is_counted_once(seed):
     assert (stats.mma, sum(stats.mma_kinds.values())) == (2, 2)
 
 
-# A block stores, one thread fences and counts; the last to arrive reads. BETWEEN: what stands between store and fence.
+# A block stores, one thread fences and counts; the last to arrive reads. BETWEEN: the text between store and fence.
 ARRIVALS = """
 mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ntid.x; mad.lo.u32 %r3, %r1, %r2, %r0; add.u32 %r3, %r3, 1;
 mad.wide.u32 %a1, %r3, 4, %a0; st.global.u32 [%a1], %r3;

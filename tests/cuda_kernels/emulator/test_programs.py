@@ -197,7 +197,7 @@ def test_a_warm_process_parses_nothing(files):
     assert found[0] == found[1] and "Stats(" in found[0]
 
 
-# ---- what is no program, or another's
+# ---- files that hold no program, or another one
 
 
 def test_a_program_is_decoded_once(cache, decoded_again, monkeypatch, ptx):
@@ -264,7 +264,7 @@ def test_what_is_no_program_is_decoded_again(cache, decoded_again, monkeypatch, 
         warnings.simplefilter("ignore")  # of a folder in its place
         assert_same(load(ptx, keep=True).decoded, decode(parse(ptx)))
     assert len(decoded_again) == 2
-    if how not in ("device", "pipe", "folder"):  # what is no regular file stays
+    if how not in ("device", "pipe", "folder"):  # a path that is no regular file is left alone
         forget(monkeypatch)
         load(ptx, keep=True)
         assert len(decoded_again) == 2

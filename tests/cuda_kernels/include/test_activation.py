@@ -70,7 +70,7 @@ def test_nan_stays_and_infinity_is_the_limit(name):
 
 
 # In FP32, where the instructions for 2^x and 1 / x are as far off as the PTX ISA lets them be: a multiple of 2^-23 (1 + |x|) of
-# the result, of which |x| is what rounding x log2 e comes to, and an absolute error.
+# the result, where |x| comes from rounding x log2 e, and an absolute error.
 BOUNDS = {
     "sigmoid": (4, 0),
     "silu": (4, 0),

@@ -14,7 +14,7 @@ from tests.conftest import DIGITS
 from tests.reference_run import model, node
 
 OWN = {name for p in build_command.params if p.expose_value for name in p.opts}
-# What an accepted option may be given, so that only the model's absence is complained of; FILE: any file to write.
+# Accepted option -> a value with which only the model's absence is an error; FILE: any file to write.
 # fmt: off
 VALUES = {
     "--onnx": "nope.onnx", "--saveEngine": "FILE", "--timingCacheFile": "FILE", "--exportLayerInfo": "FILE",
@@ -26,7 +26,7 @@ VALUES = {
     "--layerOutputTypes": "conv:fp16",
 }
 # fmt: on
-RESULTS = ("--loadInputs", "--dumpOutput", "--exportOutput", "--exportTimes")  # what only an inference gives
+RESULTS = ("--loadInputs", "--dumpOutput", "--exportOutput", "--exportTimes")  # results that only an inference has
 GONE = "error: nope.onnx: no such file; give the path of an ONNX model\n"
 
 
@@ -75,7 +75,7 @@ def test_ignored_with_a_line_that_says_why(flag, cli):
 def test_refused_with_the_alternative(flag, cli, tmp_path):
     assert flag.name not in OWN
     for form in forms(flag, "7"):
-        code, out, err = cli(f"build {form} nope.onnx -o new.engine --sparsity=maybe")  # told before what else is wrong
+        code, out, err = cli(f"build {form} nope.onnx -o new.engine --sparsity=maybe")  # this error precedes all others
         assert (code, out) == (2, "")
         assert err.endswith(f"\nError: {form.replace(' ', '=')}: {flag.sentence.format(value='7')}\n")
     assert not list(tmp_path.iterdir())

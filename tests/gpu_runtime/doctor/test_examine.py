@@ -212,7 +212,7 @@ def test_all_is_well(tmp_path):
     assert known_failures.of(HERE) == () and known_failures.read(known_failures.path_of(HERE))
 
 
-FAULTS = {  # what the child does for the pool: how it is told
+FAULTS = {  # name -> (the child's answer for the pool, words of the verdict)
     "wrong": ('{"wrong": "relative error 3.1e-01"}', "computes wrong results"),
     "refused": ('{"error": "DriverError: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE"}', "CUDA_ERROR_INVALID_VALUE"),
     "context lost": ('{"error": "CUDA_ERROR_ILLEGAL_ADDRESS", "fatal": True}', "ILLEGAL_ADDRESS"),
@@ -309,7 +309,7 @@ def test_the_real_child_runs_in_the_emulator():
     assert not (known_failures.files.cache_dir() / "doctor").exists()
 
 
-# ---- what builds read
+# ---- the failures that builds read
 
 
 def test_findings_are_of_a_driver_and_a_version_of_the_sources(monkeypatch):

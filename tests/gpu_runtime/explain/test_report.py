@@ -52,7 +52,7 @@ def test_the_full_account_is_as_committed():
     golden("explain_text.txt", text)
     assert text.isascii() and width(text) <= 120 and "None" not in text
     assert all(t.startswith(("~", "+")) for t in re.findall(r"([^\s(]*\d) us\b", text))
-    rows = [replace(row, if_sparse=None) for row in plan.sparsity.rows]  # what pruning would give was measured by nobody
+    rows = [replace(row, if_sparse=None) for row in plan.sparsity.rows]  # the gain by pruning is always predicted
     assert "~" not in without_estimates(wording.explain_text(record(measured(example_plan())), rows))
 
 
@@ -140,7 +140,7 @@ def test_predicted_times_are_always_marked(name):
     times = re.findall(r"([^\s(]*\d) us\b", text)
     assert times and all(t.startswith("~") for t in times)
     plan = measured(example_plan())
-    if name != "plan_text":  # what pruning would give was measured by nobody
+    if name != "plan_text":  # the gain by pruning is always predicted
         text = without_estimates(getattr(wording if name == "sparsity_text" else report, name)(record(plan)))
         assert "predicted to take ~2.20 us instead of ~2.50 us" in text and text.count("~") == 2
     for row in plan["sparsity"]["rows"]:

@@ -75,7 +75,7 @@ def test_rows_of_several_images_are_joined_by_a_copy(tmp_path):
     assert ("concat", "y") in moved(engine_within_budget(heads(n=2), tmp_path / "m.onnx"))
 
 
-ENDS = {  # what follows a convolution of 24 channels
+ENDS = {  # name -> the nodes behind a convolution of 24 channels
     "convolution": [node("Add", "a a.c", "s"), node("Conv", "s k", "y")],
     "transposed": [node("ConvTranspose", "a k", "y", strides=(2, 2))],
     "softmax": [node("GlobalAveragePool", "a", "p"), node("Flatten", "p", "f"), node("Softmax", "f", "y")],

@@ -104,7 +104,7 @@ def test_opsets_out_of_range(tmp_path):
     refused(tmp_path, none, "expected an import of the standard ONNX opset")
 
 
-CONVERSIONS = {  # node, its opset -> what onnx's converter says of it
+CONVERSIONS = {  # name -> (node, its opset, the message of onnx's converter)
     "BatchNormalization n": (node("BatchNormalization", "r s s s s", "n", spatial=0), 7, "Attribute spatial must have value 1"),
     "Greater n": (node("Greater", "r x", "n", broadcast=1), 6, "No Adapter From Version .6 for Greater"),
     "Dropout n": (node("Dropout", "r", "n", is_test=0), 6, "Attribute is_test must not have value 0"),

@@ -103,7 +103,7 @@ def test_a_build_runs_them_on_sparse_tensor_cores(tmp_path):
     assert np.count_nonzero(numpy_helper.to_array(onnx.load(out).graph.initializer[0])) == 64 * 32 * 9
 
 
-HOSTILE = {  # values, indices, shape -> what is said
+HOSTILE = {  # name -> (values, indices, shape, the message)
     "outside": ([1, 2], [1, 6], (2, 3), r"its indices \[6\] lie outside of its shape \[2, 3\]"),
     "negative": ([1, 2], [-1, 4], (2, 3), r"its indices \[-1\] lie outside"),
     "outside_of_an_axis": ([1], [[0, 3]], (2, 3), r"its indices \[3\] lie outside of its shape \[2, 3\]"),

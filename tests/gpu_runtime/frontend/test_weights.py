@@ -12,7 +12,7 @@ from gpu_runtime.frontend.weights import weights
 from tests.reference_run import model, node, ort_run
 
 RNG = np.random.default_rng(4)
-# name -> (how the graph makes w [8, 16, 3, 3] of what is stored, the stored shape, constants that this takes)
+# name -> (the nodes that make w [8, 16, 3, 3] of the stored weights, the stored shape, further constants of these nodes)
 CHAINS = {
     "reshape": (["Reshape stored sizes w"], (8, 144), {"sizes": [8, -1, 3, 3]}),
     "zero_keeps": (["Reshape stored sizes w"], (8, 16, 9), {"sizes": [0, 0, 3, 3]}),

@@ -368,7 +368,7 @@ def test_half_precision_inside_vanishes_and_io_is_as_declared():
     assert [t.dtype for t in (*net.inputs, *net.outputs)] == ["fp32", "fp16", "fp32"]
 
 
-# ---- what cannot be expressed
+# ---- nodes that cannot be expressed
 
 
 @pytest.mark.parametrize(

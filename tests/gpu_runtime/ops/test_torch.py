@@ -105,7 +105,7 @@ def test_without_pruning_only_weights_that_have_the_pattern_are_taken(torch, ops
     found = ops.sparsify(net)
     assert not found.replaced and found.others["same"].code == found.others["down"].code == "pattern_violation"
     again = ops.sparsify(ops.sparsify(copy.deepcopy(net), prune="magnitude").module)
-    assert (again.replaced, [*again.others]) == ((), ["stem", "head"])  # what is replaced is no layer of PyTorch
+    assert (again.replaced, [*again.others]) == ((), ["stem", "head"])  # replaced layers are no layers of PyTorch
 
 
 def test_layers_that_may_compute_something_else_stay(torch, ops):

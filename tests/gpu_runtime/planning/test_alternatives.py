@@ -29,7 +29,7 @@ PASSES = {
     "back to back": back_to_back.offer,
     "gates": squeeze_excite.gates,
 }
-BOUND, ROUNDED = 1e-5, 1e-3  # relative error; the latter where one launch of two layers rounds what lies between to FP16
+BOUND, ROUNDED = 1e-5, 1e-3  # relative errors; ROUNDED if one launch of two layers rounds the tensor between them to FP16
 
 
 def _w(*shape):

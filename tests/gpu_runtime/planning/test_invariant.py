@@ -168,7 +168,7 @@ def test_networks_with_other_layers_have_no_plan_in_common():
     assert len(invariant.solve(found[1:])) == 2
 
 
-# ---- what decides the order of sums
+# ---- the properties of a tactic that decide the order of sums
 
 
 def test_every_number_that_a_batch_changes_is_known_to_leave_the_order_of_sums_alone():

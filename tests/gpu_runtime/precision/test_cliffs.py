@@ -42,7 +42,7 @@ CONSTANTS = {
     "w": np.eye(8, dtype=np.float32)[..., None, None],
     "w2": (np.eye(8) + 2.0**-13 * np.roll(np.eye(8), 1, 0)).astype(np.float32)[..., None, None],
 }
-# What follows Sub -> d, so that y is in FP16's range.
+# Name -> d = Sub(a, b) and the nodes behind it, which bring y into FP16's range.
 # fmt: off
 NETWORKS = {
     "pow": [SMALL, node("Pow", "d minus", "r"), node("Mul", "r k", "y")],
@@ -182,7 +182,7 @@ def test_rows_of_zeros_have_a_norm(tmp_path):
 
 
 # fmt: off
-AWAY = {  # what keeps away from the cliff by itself: the range of its base is known
+AWAY = {  # name -> nodes that keep away from the cliff, since the range of the base is known
     "clip": [node("Sub", "a b", "d"), node("Clip", "d k one", "c"), node("Div", "a c", "y")],
     "one and more": [node("Sub", "a b", "d"), node("Exp", "d", "e"), node("Add", "e one", "f"), node("Reciprocal", "f", "y")],
     "variance": [node("Mul", "a a", "s"), node("ReduceMean", "s", "v", axes=(1,)), node("Add", "v k", "u"),

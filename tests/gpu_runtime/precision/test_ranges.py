@@ -109,7 +109,7 @@ def silu(x, y):
     return node("Sigmoid", x, f"{y}_s"), node("Mul", f"{x} {y}_s", y)
 
 
-LARGE = weights(8, 4, 3, 3, scale=2e4) + 2e4  # what it gives reaches some 2e5
+LARGE = weights(8, 4, 3, 3, scale=2e4) + 2e4  # results of these weights reach about 2e5
 # Networks with a tensor that no power of two can bring into FP16's range: (nodes, weights, FP32 tensors).
 # fmt: off
 STUCK = {
@@ -140,7 +140,7 @@ STUCK = {
     ),
     "softmax": ([node("Conv", "x a b", "p"), node("Softmax", "p", "y", axis=1)],
                 {"a": weights(8, 4, 3, 3, scale=3), "b": np.full(8, 9e4, np.float32)}, ["p"]),
-    "pools": (  # and what the divisor is computed from, which may come near 0
+    "pools": (  # FP32 too: the tensors from which the divisor is computed, which may come near 0
         [node("Conv", "x a", "p"), *silu("p", "q"), node("MaxPool", "q", "r", kernel_shape=(2, 2)), *silu("r", "s"),
          node("AveragePool", "s", "t", kernel_shape=(2, 2)), node("Resize", "t _ scales", "u", mode="linear"),
          *silu("u", "v"), node("Transpose", "v", "w", perm=(0, 1, 3, 2)), *silu("w", "z"),
@@ -155,7 +155,7 @@ STUCK = {
         {"a": LARGE, "rows": np.int64([1, 8, 36]), "image": np.int64([1, 8, 6, 6]), "small": np.float32([3e-12]),
          "b": weights(4, 8, 1, 1, scale=1e-5, seed=1)}, ["q", "r", "s", "t", "w", "z"],
     ),
-    # Ops that would be one launch if what lies between them were FP16, and siblings of which one cannot be.
+    # Ops that would be one launch if the tensor between them were FP16, and siblings of which one cannot be FP16.
     "launches": (
         [node("Conv", "x a", "p"), *silu("p", "q"), node("Conv", "x a2", "p2"), *silu("p2", "q2"),
          node("GlobalAveragePool", "q", "g"), node("Conv", "g c", "h"), *silu("h", "i"), node("Conv", "i d", "j"),
@@ -279,7 +279,7 @@ def test_fp32_layers_say_why(tmp_path):
             why,
         )
         assert last["PrecisionReason"] == why
-        assert (first["Weights"]["Type"], last["Weights"]["Type"]) == ("Half", "Float")  # of what is written, of what is read
+        assert (first["Weights"]["Type"], last["Weights"]["Type"]) == ("Half", "Float")  # the tensor's writer, then its reader
         assert first["Outputs"][0]["Format"] == "Row major linear FP32" and first["Outputs"][0]["Datatype"] == "Float"
         assert first["Inputs"][0]["Datatype"] == last["Outputs"][0]["Datatype"] == "Float"
         told = " ".join(inspect_text(plan).split())

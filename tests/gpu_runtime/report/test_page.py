@@ -309,7 +309,7 @@ def test_700_layers_stay_below_a_megabyte(tmp_path, record, monkeypatch):
     monkeypatch.setattr(page, "MOST_PLAIN", 1000)
     packed = page.report(big)
     assert carried(packed)["pages"][0] == json.loads(json.dumps(shown))
-    own = len(page.report(record)) - 12_000  # what a page has beside its data
+    own = len(page.report(record)) - 12_000  # bytes of a page without its data
     assert own + 700 / len(shown["layers"]) * (len(packed) - own) < 1_000_000
 
 

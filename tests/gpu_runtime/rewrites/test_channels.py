@@ -168,7 +168,7 @@ def test_every_alternative_is_what_onnxruntime_computes(name):
     halves = 6  # two of each unit, each one op, whatever it was
     assert kinds(net, APART) == ["GatherProblem"] * halves or name == "by_step"
     assert len(kinds(net, APART)) == halves
-    assert kinds(net, IN_WEIGHTS) == ["GatherProblem"]  # what the depthwise convolution reads
+    assert kinds(net, IN_WEIGHTS) == ["GatherProblem"]  # the input of the depthwise convolution
     assert kinds(net, DEPTHWISE_TOO) == []
 
 
@@ -288,7 +288,7 @@ def moved(engine) -> list[str]:
 def test_no_shuffle_has_a_kernel(tmp_path, case):
     proto = grouped() if case == "grouped" else units(SPELLINGS[case])
     engine = engine_within_budget(proto, tmp_path / f"{case}.onnx")
-    assert moved(engine) == [] or moved(engine) == ["u2.cat (in order)"]  # what the depthwise convolution reads
+    assert moved(engine) == [] or moved(engine) == ["u2.cat (in order)"]  # the input of the depthwise convolution
     inside = [t for x in engine.plan.layers if x.type == "conv" for t in x.outputs if t.name != "y"]
     assert inside and all(str(t.format) in ("fp16:hwc8", "fp16:hwc16", "fp16:chw32") for t in inside)
 

@@ -116,7 +116,7 @@ def test_the_first_block_of_a_resnet_never_closes_a_cycle():
         order(net, chosen)
         seen.add((chosen.options["siblings conv1 || proj"], chosen.options["add"]))
         totals = {}
-        for options in itertools.product(*(o for _, o in net.groups)):  # what each combination costs, if it is one
+        for options in itertools.product(*(o for _, o in net.groups)):  # the cost of each combination of options that is a plan
             pick = dict(zip((g for g, _ in net.groups), options, strict=True))
             live = [op for op in net.ops if plan.holds(op.when, pick)]
             made = {"x", *(op.output for op in live)}

@@ -35,7 +35,7 @@ from tests.reference_run import model, node
 from tests.reference_run import network as lowered
 
 LARGER = [pytest.param(n, marks=pytest.mark.long) for n in ("densenet121", "fastestdet", "deeplabv3_mnv2_257")]
-NEVER, ZERO = -1, -2  # what no layer wrote; a padded channel
+NEVER, ZERO = -1, -2  # an element that no layer wrote; an element of a padded channel
 
 
 # ---- the same proof, element by element

@@ -209,7 +209,7 @@ def test_checking_takes_little():
     assert time.process_time() - began < 0.02 + 0.003 * layers
 
 
-# ---- what is built is accepted
+# ---- engines from builds are accepted
 
 
 def test_a_model_that_would_not_load_is_refused_when_it_is_built(tmp_path):

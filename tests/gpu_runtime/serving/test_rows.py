@@ -55,7 +55,7 @@ def request(rng, rows: int) -> dict[str, np.ndarray]:
     }
 
 
-# Name -> what makes a good request bad, and words of its error.
+# Name -> (a function that makes a good request bad, words of the error).
 BAD = {
     "missing": (lambda r: {"x": r["x"]}, "expected the names ['x', 'z'], got ['x']"),
     "unknown": (lambda r: r | {"q": r["x"]}, "got ['q', 'x', 'z']"),

@@ -256,7 +256,7 @@ def test_predictions(device):
         best[n] = min(predict_us(problem, t, d) for t in candidates(problem, d))
     assert best[1] < best[8] < best[64]
     memory = 2 * 64 * 256 * 56 * 56 * 2 / (d.dram_gbps * 1e3)
-    seen = memory / rates(d).dram_share  # what a copy is known to take
+    seen = memory / rates(d).dram_share  # the time of a copy by measured rates
     near = 1.5 if d.dram_gbps < 5000 else 2.5  # beyond that, the arithmetic of two products per byte is the limit
     assert memory < best[64] < near * seen + d.launch_us
 

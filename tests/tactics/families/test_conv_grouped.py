@@ -34,7 +34,7 @@ DEVICE = named("h200")
 RELU, PRELU, SIGMOID = Activation("relu"), Activation("prelu"), Activation("sigmoid")
 ONE = (1, 1, 1, 1)
 
-# What each case is there for: units of one group and of several, shifted within their chunks, the last one partial; channels
+# The purpose of each case: units of one group and of several, shifted within their chunks, the last one partial; channels
 # that no vector of 8 divides; strides with columns nobody reads; tiles narrower than 8; one warp per unit and many.
 CASES = {
     "g8": conv_case(1, 64, 13, 11, 64, 3, 3, pad=ONE, groups=8, bias=True, act=RELU, sparse24=True),

@@ -92,7 +92,7 @@ def test_every_input_and_side(name):
         got, stats = run(problem, tactic)
         check_counters(problem, tactic, stats)
         outputs.setdefault(tactic.out, []).append(got)
-    for same in outputs.values():  # whole numbers: what the input is stored as makes no difference
+    for same in outputs.values():  # whole numbers: the type of the stored input makes no difference
         assert all(np.array_equal(same[0], other, equal_nan=True) for other in same[1:]) or problem.epilogue.residual
 
 

@@ -12,7 +12,7 @@ H200 = devices.named("h200")
 PROBLEM = conv_case(1, 64, 8, 8, 64, 3, 3, pad=(1, 1, 1, 1), bias=True, act=RELU, sparse24=True)
 HWC8, CHW = Format("fp16", "hwc8"), Format("fp16", "chw")
 ROOT = Path(__file__).resolve().parents[3]
-# Argument 1: {tactic name or "setup" or "start": what goes wrong}; argument 2: a file that gets a line per request.
+# Argument 1: {tactic name or "setup" or "start": the fault}; argument 2: a file that gets a line per request.
 FAKE_WORKER = """
 import json, os, sys, time
 how, log = json.loads(sys.argv[1]), open(sys.argv[2], "a", buffering=1)

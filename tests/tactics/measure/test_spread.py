@@ -68,7 +68,7 @@ class Answer:
     what: object
 
 
-RESTARTED = object()  # what an actor answers that has not said hello since
+RESTARTED = object()  # the answer of an actor that was restarted and has not said hello since
 
 
 def here():

@@ -179,7 +179,7 @@ def test_a_tactic_that_fails_is_recorded_and_the_rest_goes_on(fake, what, text, 
     times = timer(PROBLEM, many)
     assert set(times) == {many[0], many[2], many[3]}
     assert text in timer.failures[str(PROBLEM), many[1].name]
-    assert fake.log().count("started") == 1 + 2 * restarts  # what ends the child is tried once more in a fresh one
+    assert fake.log().count("started") == 1 + 2 * restarts  # a tactic that ends the child is tried once more in a fresh one
     again = fake()  # the failure stays in the cache and is not tried again
     assert again(PROBLEM, many) == times and text in again.failures[str(PROBLEM), many[1].name]
     assert fake.log().count("started") == 1 + 2 * restarts

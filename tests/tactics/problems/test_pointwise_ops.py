@@ -240,7 +240,7 @@ def test_spelled_functions_are_recognised(meaning, lines):
     nodes = [node("MaxPool", "z", "x", kernel_shape=(1, 1)), *spelled(lines)]
     net = check_against_ort(model(nodes, {"z": SHAPE}, "y", SCALARS, 17), 1e-4)
     assert stages(net.ops[-1]) == [meaning] and len(net.ops) == 2
-    # What else reads the input takes nothing away; what reads an inner value does.
+    # Another reader of the input prevents no fusion; a reader of an inner value does.
     net = check_against_ort(model([*nodes, node("Neg", "x", "more")], {"z": SHAPE}, "y more", SCALARS, 17), 1e-4)
     assert [meaning] in [stages(op) for op in net.ops[1:]]
     inner = nodes[1].output[0]

@@ -242,7 +242,7 @@ def test_group_normalization_between_reshapes_is_one_kernel(shape, groups):
     p = only(model(nodes, {"x": shape}, "y", w), 1e-4)
     pixels = "hw" if len(shape) == 4 else "w"
     assert (p.groups, p.axes, p.affine) == ((1, pixels, "c") if groups == 6 else (groups, f"c{pixels}", "c"))
-    assert len(check_against_ort(model(nodes, {"x": shape}, "y i", w), 1e-4).ops) > 1  # what lies between is wanted: apart
+    assert len(check_against_ort(model(nodes, {"x": shape}, "y i", w), 1e-4).ops) > 1  # an inner tensor is an output
 
 
 def test_normalization_of_a_large_offset_keeps_its_bits():

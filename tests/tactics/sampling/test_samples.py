@@ -9,7 +9,7 @@ import pytest
 from tactics.sampling.samples import LASTING, LONGEST_MS, PAUSE_MS, RISING, TRIES, Sample, Steady
 
 USUAL = 1980.0
-SAMPLE_MS = 0.2  # what a sample lasts, with its flush
+SAMPLE_MS = 0.2  # the duration of a sample, with its flush
 
 
 class Gpu:

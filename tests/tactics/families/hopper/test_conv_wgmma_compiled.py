@@ -105,7 +105,7 @@ def test_other_epilogues_of_wgmma_compile(kernel, tile, name, out):
     assert (taken.spills, taken.serialized, taken.in_flight) == (0, 0, 1)
 
 
-# Instructions of a thread for 64 x 64 outputs, at most; what they were before ends by TMA: 298, 417, 750.
+# Instructions of a thread for 64 x 64 outputs, at most; before ends by TMA there were 298, 417, 750.
 ENDS = {"relu": (False, 95), "none": (True, 170), "gelu": (False, 390), "silu": (False, 360)}
 
 

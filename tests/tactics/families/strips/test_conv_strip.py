@@ -33,7 +33,7 @@ KERNELS = ("conv_strip", "conv_strip_sparse24")
 TILES = [(k, t) for k, tiles in zip(KERNELS, (STRIP_DENSE_TILES, STRIP_SPARSE_TILES), strict=True) for t in tiles]
 SMALL = STRIP_DENSE_TILES[-2]  # 4 pixels of a lane: windows up to 7 x 7
 
-# What each case is there for: a tile over several images; one block of channels; three, of which the last is partial; images of
+# The purpose of each case: a tile over several images; one block of channels; three, of which the last is partial; images of
 # one row, of one column, of one pixel, where nearly every tap is outside; other windows than 3 x 3.
 CASES = {
     "images": conv_case(3, 136, 6, 5, 88, 3, 3, pad=ONE, bias=True, residual=True, act=RELU, sparse24=True),
@@ -144,7 +144,7 @@ def test_a_strip_draws_each_pixel_once_for_all_taps():
         loaded[kernel] = gpu.stats[-1].sectors * 32
     weights_read = 2 * 64 * 9 * 128 * 2  # by each of two tiles
     pixels = 14 * 14 * 128 * 2
-    assert loaded["conv_dense"] > weights_read + 7 * pixels  # less what lies outside of the image
+    assert loaded["conv_dense"] > weights_read + 7 * pixels  # less than 9, since taps outside of the image load nothing
     tile_and_halo = 2 * 128 * geometry.strip_rows(problem, Tactic("conv_strip", tile, (HWC8,), HWC8)) * 2
     assert loaded["conv_strip"] < weights_read + tile_and_halo + 64 * 14 * 14 * 2 + 4096
 
