@@ -219,8 +219,7 @@ class _Tensors:
     def of(cls, models: _Models, engine: Engine) -> _Tensors:
         """Returns the tensors of an engine's layers; reformats and layers without outputs have none."""
         outer = {inner_name(o.name): o.name for o in engine.plan.outputs}
-        layers = engine.plan.layers
-        written = {x.op_name: x.op_output for x in layers if x.outputs and x.type != "reformat"}
+        written = {x.op_name: x.op_output for x in engine.plan.layers if x.outputs and x.type != "reformat"}
         shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
         exponents = engine.plan.range.exponents if engine.plan.range else {}
         return cls(written, shared, {layer: 2.0 ** -exponents.get(t, 0) for layer, t in written.items()})

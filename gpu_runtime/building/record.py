@@ -25,7 +25,7 @@ from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanReco
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.text import clipped
 from tactics.format import is_bytes
-from tactics.planner.plan import Plan, holds
+from tactics.planner.plan import Plan
 
 
 def explain(
@@ -126,8 +126,8 @@ def precisions(table: tables.Table, chosen: Plan) -> dict[str, str]:
     if not any(of.whole for of in network.types.values()) and not integers.offered(network):
         return {}
     for op in network.ops:
-        entry = chosen.entries.get(op.name)
-        if not op.layer or entry is None or entry.tactic is None or not holds(op.when, chosen.options):
+        entry = chosen.entry_of(op.name, op.when)
+        if not op.layer or entry is None or entry.tactic is None:
             continue
         found[op.layer] = "" if is_bytes(entry.tactic.ins[0]) else integers.reason_against(network, op)
     return found

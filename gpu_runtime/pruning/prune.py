@@ -24,6 +24,7 @@ from gpu_runtime.pruning.benefit import NO_DEVICE, Forecast, forecast, paying
 from gpu_runtime.pruning.calibrate import Calibrated, Reference, calibrate
 from gpu_runtime.pruning.result import Pruned, Result, Shared
 from gpu_runtime.stored_pattern import as_stored
+from tactics.planner.grouping import grouped
 
 Found = tuple[list[Pruned], list[Weight]]  # a row for each weight, and the weights to prune
 AUTO = "auto"  # as `layers`
@@ -222,9 +223,7 @@ def _distinct(graph: onnx.GraphProto) -> list[Weight]:
 def _rows(graph: onnx.GraphProto, choice: Choice) -> Found:
     """Returns (a row for each weight, as if all chosen ones were pruned; the chosen weights). Raises ModelError."""
     found, rows, chosen = weights(graph), [], []
-    layers: dict[str, list[str]] = {}
-    for w in found:
-        layers.setdefault(w.name, []).append(w.node.name)
+    layers = grouped((w.name, w.node.name) for w in found)
     _check_patterns((*(choice.only or ()), *choice.skip), layers)
     if not any(not w.reason for w in found):
         raise ModelError(NONE_CAN)

@@ -251,7 +251,7 @@ class Context:
             if not isinstance(self.gpu, Cuda):
                 self.gpu.stats.clear()  # keep only the last run's: a server's would grow without end
             self._nonfinite = []
-            self._replay()
+            self._point.replay()
             outputs = ready.fetch()
         layers = self._read_nonfinite() if ready.waits else []
         return Ran({**outputs, **(out or {})}, layers, launched.warning(self.plan, layers, ready.on_host, outputs))
@@ -289,7 +289,7 @@ class Context:
         """Queues one run and returns its future, without waiting for its end."""
         with self._bound(inputs, out, stream, wait=False) as ready:
             point = self._point
-            self._replay()
+            self._point.replay()
             found = ready.fetch()
             flags = gpu.pinned((len(point.plan.steps),), np.dtype(np.uint32))
             gpu.read_later(flags, point.flags)
@@ -297,9 +297,8 @@ class Context:
             event = gpu.keep([*ready.used, *found.values(), flags])
 
         def finish() -> Ran:
-            outputs = {
-                name: a.copy() if isinstance(a, np.ndarray) else a for name, a in found.items()
-            }  # copy from pinned memory
+            # NumPy's arrays lie in pinned memory.
+            outputs = {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in found.items()}
             for name, a in ready.landing.items():
                 a[...] = outputs[name]
             layers = launched.flagged(point.plan, flags)
@@ -312,9 +311,6 @@ class Context:
     @_one_thread
     def replay(self) -> None:
         """Run the whole plan on the present inputs; on a GPU as a CUDA graph, without waiting."""
-        self._replay()
-
-    def _replay(self) -> None:
         self._point.replay()
 
     @_one_thread

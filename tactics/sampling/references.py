@@ -34,7 +34,7 @@ def expected(
     total = images(p)
     if not total:
         return gpu.cupy.asarray(np.float32(reference(p, inputs, weights))), every
-    per_image = max(int(np.prod(s[1:])) for s in (*p.in_shapes, p.out_shape))
+    per_image = max(int(np.prod(s[1:])) for s in p.all_shapes)
     count = int(np.clip(SMALL_ELEMENTS // per_image, 1, total))
     some = np.unique(np.linspace(0, total - 1, count).astype(int)) if count > 1 else every[-1:]
     part = of_images(p, len(some))

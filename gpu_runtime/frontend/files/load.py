@@ -331,6 +331,17 @@ def opset_version(proto: onnx.ModelProto) -> int:
     return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
 
 
+def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((a.i for a in node.attribute if a.name == name), default)
+
+
+def put_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Replaces all nodes of a graph."""
+    made = list(nodes)
+    del graph.node[:]
+    graph.node.extend(made)
+
+
 def graphs_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     """Yields every graph inside the nodes, and inside their graphs' nodes."""
     for a in (a for node in nodes for a in node.attribute):

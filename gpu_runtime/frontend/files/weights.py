@@ -17,9 +17,19 @@ from onnx import TensorProto, helper
 from cuda_kernels import sparse24
 from gpu_runtime.frontend.files import quantized
 from gpu_runtime.frontend.files.check import FLOATS, SIZES, check_graph, check_values
-from gpu_runtime.frontend.files.load import load_whole, named, read_by, stored_tensors, title, to_array, type_name
+from gpu_runtime.frontend.files.load import (
+    int_attribute,
+    load_whole,
+    named,
+    read_by,
+    stored_tensors,
+    title,
+    to_array,
+    type_name,
+)
 from gpu_runtime.frontend.files.source import source_of
 from gpu_runtime.stored_pattern import Stored, as_stored
+from gpu_runtime.text import unused_name
 from tactics.problems.operators import VIEWS
 
 COPIES = ("Identity", "Cast")  # operators that keep the 2:4 pattern
@@ -380,10 +390,6 @@ def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | Non
     return None, ""
 
 
-def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((a.i for a in node.attribute if a.name == name), default)
-
-
 def name_nodes(nodes: Iterable[onnx.NodeProto] | ir.Graph) -> None:
     """Gives each node a unique name: to a node without one Operator_index, and an index to a name in use."""
     taken: set[str] = set()
@@ -406,10 +412,7 @@ def name_layers(graph: onnx.GraphProto) -> dict[str, str]:
     wanted = dict(_modules(graph))
     taken, changed = {node.name for i, node in enumerate(graph.node) if i not in wanted}, dict[str, str]()
     for i, module in wanted.items():
-        node, name, number = graph.node[i], module, 1
-        while name in taken:
-            number += 1
-            name = f"{module}_{number}"
+        node, name = graph.node[i], unused_name(module, taken)
         taken.add(name)
         if name != node.name:
             changed[name], node.name = node.name, name

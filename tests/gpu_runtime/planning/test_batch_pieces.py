@@ -289,8 +289,8 @@ def test_a_block_that_no_tactic_runs_in_pieces_stays_whole(monkeypatch):
     proto = model(nodes, {"x": (8, 3, 16, 16)}, "y", w)
     whole, of_pieces = gr.build(proto, device="h200"), tables._of_pieces
 
-    def without_one(problem, *others):
-        return {} if problem.out_shape[1:] == (12, 16, 16) else of_pieces(problem, *others)
+    def without_one(asked, *others):
+        return {} if asked.problem.out_shape[1:] == (12, 16, 16) else of_pieces(asked, *others)
 
     monkeypatch.setattr(tables, "_of_pieces", without_one)
     engine = gr.build(proto, device="h200", activations=arena_of(whole) - 1)
