@@ -15,18 +15,9 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from cuda_kernels import sparse24
-from gpu_runtime.frontend.files import quantized
+from gpu_runtime.frontend.files import load, quantized
 from gpu_runtime.frontend.files.check import FLOATS, SIZES, check_graph, check_values
-from gpu_runtime.frontend.files.load import (
-    int_attribute,
-    load_whole,
-    named,
-    read_by,
-    stored_tensors,
-    title,
-    to_array,
-    type_name,
-)
+from gpu_runtime.frontend.files.load import int_attribute, stored_tensors, title, to_array, type_name
 from gpu_runtime.frontend.files.source import source_of
 from gpu_runtime.stored_pattern import Stored, as_stored
 from gpu_runtime.text import unused_name
@@ -105,8 +96,8 @@ def stored_weights(path: str | os.PathLike) -> list[Weight]:
 def checked(path: str | os.PathLike) -> onnx.ModelProto:
     """Returns a file's model with its graph and constants checked, and its nodes and layers named. Raises ModelError."""
     source = source_of(path)
-    with named(source):
-        proto = load_whole(source)
+    with load.named(source):
+        proto = load.load_whole(source)
         check(proto)
         return proto
 
@@ -257,14 +248,14 @@ def _uses_of_constants(
 ) -> dict[str, _Uses]:
     constant = set(tensors)
     for node in graph.node:
-        if node.input and all(n in constant for n in read_by(node) if n):
+        if node.input and all(n in constant for n in load.read_by(node) if n):
             constant.update(node.output)
     sources = views_of_constants(graph, tensors, coded=True)
     found: dict[str, _Uses] = {}
     for node in graph.node:
         if node.output and node.output[0] in sources and node.op_type != "Constant":
             continue  # a view: its readers are the constant's
-        for slot, read in enumerate(read_by(node)):
+        for slot, read in enumerate(load.read_by(node)):
             if read not in constant or node.op_type in SIZES:
                 continue
             name, views = sources.get(read, (read, ()))
