@@ -110,12 +110,9 @@ def _shifts(node: ir.Node) -> bool:
 
 
 def _subtracts(node: ir.Node, i: int) -> bool:
-    """Whether a layer can subtract the products of its weights and the zero point of input i as a bias: no window has zeros of
-    a border.
-    """
+    """Whether a layer can subtract the products of its weights and the zero point of input i as a bias."""
     if node.op_type == "Conv":
-        inside = not any(attribute(node, "pads", ())) and attribute(node, "auto_pad", "NOTSET") in ("NOTSET", "VALID")
-        return i == 0 and inside and attribute(node, "group", 1) == 1
+        return i == 0 and attribute(node, "group", 1) == 1
     return node.op_type in ("Gemm", "MatMul") and i == 0 and constant(node.inputs[1]) is not None
 
 

@@ -288,4 +288,6 @@ def _twin(network: Network, op: Op[Any], sources: Mapping[str, Source]) -> Op[Co
         weights["residual_multipliers"] = np.full(p.k, added.scale, np.float32)
     inputs = (x.op.inputs[0], *((added.op.inputs[0],) if added is not None else op.inputs[1:]))
     problem = with_epilogue(p, multiplied=True, residual_multiplied=added is not None)
+    if any(p.pad):
+        problem = replace(problem, prologue=Prologue(border=x.zero))
     return joined(x.op, op, name=f"{op.name} in {INTEGERS}", problem=problem, inputs=inputs, weights=weights, when=op.when)

@@ -36,7 +36,7 @@ QUANTIZED = replace(RELU, multiplied=True, act=Activation("quantize", (0.0, 127.
 CASES = dict.fromkeys(
     SOURCES,
     (
-        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=QUANTIZED, sparse24=True),
+        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), prologue=Prologue(border=37.0), epilogue=QUANTIZED, sparse24=True),
         ConvProblem(
             1, 48, 7, 10, 88, 1, 1, epilogue=replace(QUANTIZED, residual=True, residual_multiplied=True), sparse24=True
         ),
@@ -48,7 +48,7 @@ def byte_candidates(p: ConvProblem, dtypes: Sequence[str], device: Device, only:
     """Yields the tactics that read bytes. `dtypes`: of each input, then of the output; "int8", "uint8": FP16 or that."""
     x_type, *residual, y_type = dtypes
     end = p.epilogue
-    able = p.groups == 1 and p.prologue == Prologue() and (end.d2s, end.up, end.pool) == (1, 1, ())
+    able = p.groups == 1 and p.prologue == Prologue(border=p.prologue.border) and (end.d2s, end.up, end.pool) == (1, 1, ())
     able = able and max(p.r, p.s) <= conv_gemm.MAX_TAPS and end.multiplied and x_type in WHOLE
     if not able or too_large(p.all_shapes, others=p.n * p.p * p.q):
         return
@@ -98,7 +98,8 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     """Packs whole weights [K,C,R,S] as bytes in fragment order, and the epilogue's vectors."""
     k = 2 * merged(halved(p)).k
     flat, vectors = conv_gemm.matrix(p, tactic, weights, padded_channels("hwc16", p.c), k, 16)
-    return sparse24.byte_fragments(flat[0].astype(np.int8), tactic.sparse) | vectors
+    around = {"border": np.full(16, p.prologue.border, tactic.ins[0].dtype)} if p.prologue.border else {}
+    return sparse24.byte_fragments(flat[0].astype(np.int8), tactic.sparse) | vectors | around
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:

@@ -160,7 +160,7 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     """Returns why this tactic cannot run this problem, or ""."""
     m = merged(p)
     if linear(tactic.ins[0]) and p.prologue.needs:
-        return "the input's scale and shift, gate or norm are applied to whole vectors"
+        return "the input's scale and shift, gate, norm or border are of whole vectors"
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
         return f"{p.r} x {p.s} taps: expected {MAX_TAPS} x {MAX_TAPS} at most, so that their mask fits a register"
     if p.prologue.gated and p.n > MAX_GRID[2]:
@@ -273,7 +273,8 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
         args |= _gate(p, s)
     if p.prologue.normalized:
         args |= {"sums": ("weights", "sums" + name), **floats(per_channel=1 / p.c, epsilon=p.prologue.epsilon)}
-    return args | ({"affine": ("weights", "affine")} if p.prologue.scaled else {})
+    read = ("affine", p.prologue.scaled), ("border", p.prologue.border)
+    return args | {name: ("weights", name) for name, needed in read if needed}
 
 
 def _gate(p: ConvProblem, s: Strides) -> Args:
@@ -327,6 +328,8 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         sections["affine"] = np.ascontiguousarray(affine.reshape(2, -1, 32).transpose(1, 0, 2)).reshape(-1)
     if p.prologue.normalized:
         sections["sums"] = flat.sum(2, dtype=np.float64).astype(np.float32).reshape(-1)
+    if p.prologue.border:
+        sections["border"] = np.full(8, p.prologue.border, np.float16)
     return sections | vectors
 
 
@@ -355,6 +358,8 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     sections, row = dict(_fragments(p, tactic.out.layout, tactic.sparse)), m.count * _rows16(m.one, tactic.out.layout) * 4
     if p.prologue.scaled:
         sections["affine"] = 4 * m.k
+    if p.prologue.border:
+        sections["border"] = 16
     return sections | dict.fromkeys((*p.epilogue.vectors, *(["sums"] if p.prologue.normalized else [])), row)
 
 

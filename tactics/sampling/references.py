@@ -1,6 +1,7 @@
 """The expected output of a problem, as an array on the GPU, against which tactics are judged before they are timed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,10 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
     cupy = gpu.cupy
     gpu.follow()
     with gpu.current():
+        if p.prologue.border:
+            around = (0, 0), (0, 0), (p.pad[0], p.pad[2]), (p.pad[1], p.pad[3])
+            inputs = cupy.pad(inputs[0], around, constant_values=p.prologue.border), *inputs[1:]
+            p = replace(p, h=inputs[0].shape[2], w=inputs[0].shape[3], pad=(0, 0, 0, 0))
         w = cupy.asarray(weights["w"].astype(np.float16))
         rows = {name: cupy.asarray(weights[name]) for name in VECTORS if name in weights}
         if p.epilogue.table:

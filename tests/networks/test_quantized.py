@@ -70,7 +70,8 @@ def test_a_build_fuses_quantisers_into_convolutions(form, launches):
 
 
 def whole_numbers(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The outputs of a model's QuantizeLinears in onnxruntime, their zero points subtracted."""
+    """The outputs of a model's QuantizeLinears in onnxruntime, by the names of a network's tensors: as they are, and with their
+    zero points subtracted."""
     wide, stored = onnx.ModelProto(), {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
     wide.CopyFrom(proto)
     zeros = {
@@ -81,7 +82,8 @@ def whole_numbers(proto: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> di
     found = ort_run(wide, dict(feeds), optimized=False)
     held = {name: found[name].astype(np.float32) - zero.astype(np.float32) for name, zero in zeros.items()}
     between = {f"{n.input[0]}, whole numbers": held[n.output[0]] for n in proto.graph.node if n.output[0] in held}
-    return between | {f"{name}, zero point subtracted" if zeros[name] else name: v for name, v in held.items()}
+    subtracted = {f"{name}, zero point subtracted": v for name, v in held.items()}
+    return between | subtracted | {name: found[name].astype(np.float32) for name in held}
 
 
 def steepness(end: Activation) -> float:

@@ -315,6 +315,7 @@ PRE = {
         sparse24=True,
         gated=Activation("clip", (-0.2, 1.5)),
     ),
+    "border": conv_case(2, 72, 7, 9, 40, 3, 3, (2, 1), (1, 2, 0, 1), bias=True, act=RELU, sparse24=True, border=-1.5),
     "norm": PROBLEMS["norm_in_front"],
     "norm and residual": conv_case(1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, act=RELU, sparse24=True, norm=1e-5),
 }

@@ -12,6 +12,7 @@ from tactics.launches import launches
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem
+from tactics.problems.prologue import Prologue
 from tactics.tactic import Tactic
 from tactics.tiles import DENSE_TILES, SPARSE_TILES, early_residual
 from tests.compiled import takes
@@ -21,7 +22,7 @@ TILES = [("conv_dense_int8", t) for t in DENSE_TILES] + [("conv_sparse24_int8", 
 X, BYTES, PLANES = Format("uint8", "hwc16"), Format("int8", "hwc16"), Format("fp16", "chw")
 # Of every tile: bytes and planes as results, and blocks that share a tile, on architectures that take most registers.
 WAYS = [("sm_80", BYTES, 1), ("sm_120", BYTES, 1), ("sm_90a", PLANES, 1), ("sm_89", BYTES, 2)]
-# With most live registers: a residual, and all vectors of the epilogue but a slope.
+# With most live registers: numbers around the input, a residual, and all vectors of the epilogue but a slope.
 END = Epilogue(
     bias=True,
     residual=True,
@@ -31,7 +32,7 @@ END = Epilogue(
     multiplied=True,
     residual_multiplied=True,
 )
-PROBLEM = ConvProblem(2, 40, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), sparse24=True, epilogue=END)
+PROBLEM = ConvProblem(2, 40, 9, 9, 40, 3, 3, pad=(1, 1, 1, 1), prologue=Prologue(border=37.0), sparse24=True, epilogue=END)
 
 
 def tactic_of(kernel: str, tile, y: Format, split: int = 1) -> Tactic:
