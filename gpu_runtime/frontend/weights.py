@@ -212,7 +212,7 @@ def put(name: str, t: TensorProto, views: Iterable[View], values: np.ndarray) ->
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """The readers of a constant. `layers`: as each layer alone reads its weights; `others`: the titles of all other readers."""
+    """The readers of a constant. `layers`: the layers that read it as weights; `others`: the titles of all others."""
 
     layers: list[Weight] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
