@@ -251,7 +251,7 @@ class Context:
             if not isinstance(self.gpu, Cuda):
                 self.gpu.stats.clear()  # keep only the last run's: a server's would grow without end
             self._nonfinite = []
-            self._point.replay()
+            self._replay()
             outputs = ready.fetch()
         layers = self._read_nonfinite() if ready.waits else []
         return Ran({**outputs, **(out or {})}, layers, launched.warning(self.plan, layers, ready.on_host, outputs))
@@ -289,7 +289,7 @@ class Context:
         """Queues one run and returns its future, without waiting for its end."""
         with self._bound(inputs, out, stream, wait=False) as ready:
             point = self._point
-            self._point.replay()
+            self._replay()
             found = ready.fetch()
             flags = gpu.pinned((len(point.plan.steps),), np.dtype(np.uint32))
             gpu.read_later(flags, point.flags)
@@ -311,6 +311,9 @@ class Context:
     @_one_thread
     def replay(self) -> None:
         """Run the whole plan on the present inputs; on a GPU as a CUDA graph, without waiting."""
+        self._replay()
+
+    def _replay(self) -> None:
         self._point.replay()
 
     @_one_thread

@@ -18,7 +18,6 @@ from cuda_kernels import files
 from cuda_kernels.compile import OPTIONS, nvrtc_version, source_hash
 from cuda_kernels.files import open_regular
 from tactics.kernels import KERNELS
-from tactics.planner.grouping import grouped
 from tactics.problems import array_functions
 
 # How times are measured: in a CUDA graph; weights not in L2 unless the whole network fits there (Measured.key adds which of the
@@ -71,8 +70,10 @@ class Cache:
         self._file: int | None = None
         self._lost = path is None
         self._inode, self._end = 0, 0  # of the file as it was last read: its number, and the end of its last whole line
+        self._alike: dict[tuple[str, str], list[Key]] = {}
         self.refresh()
-        self._alike = grouped(((key.problem, key.tactic), key) for key in self._records)
+        for key in self._records:
+            self._alike.setdefault((key.problem, key.tactic), []).append(key)
 
     def refresh(self) -> None:
         """Reads the lines appended since the last read; the whole file if it was replaced since."""

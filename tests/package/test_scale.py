@@ -15,7 +15,7 @@ from cuda_kernels.device import named
 from gpu_runtime import ModelError, build
 from gpu_runtime import load as load_engine
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.files import load
+from gpu_runtime.frontend.files import check, load
 from gpu_runtime.frontend.queries import constant
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
@@ -147,7 +147,7 @@ def test_graphs_beyond_the_limit_are_refused_before_they_are_looked_at(model, mo
     page = (ROOT / "docs" / "planner.md").read_text()
     assert f"more than {load.LARGEST_GRAPH['nodes']:,} nodes are refused" in page
     monkeypatch.setitem(load.LARGEST_GRAPH, "nodes", 10)
-    monkeypatch.setattr(importer, "check_graph", None)
+    monkeypatch.setattr(check, "check_graph", None)
     with pytest.raises(ModelError, match="11 nodes, expected 10 at most"):
         importer.read(model("chain", 11))
 
@@ -155,7 +155,7 @@ def test_graphs_beyond_the_limit_are_refused_before_they_are_looked_at(model, mo
 @pytest.mark.parametrize("kind", [k for k in load.LARGEST_GRAPH if k != "nodes"])
 def test_one_node_cannot_hide_a_graph_of_a_million_names(kind, monkeypatch, tmp_path):
     """What libraries read in quadratic time is counted first, in files that have hardly a node."""
-    monkeypatch.setattr(importer, "check_graph", None)
+    monkeypatch.setattr(check, "check_graph", None)
     proto = onnx.helper.make_model(onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [], []))
     graph, count = proto.graph, load.LARGEST_GRAPH[kind] + 1
     for i in range(count):
@@ -192,8 +192,8 @@ def test_engines_are_checked_in_time_that_grows_with_their_layers(model):
 
 def test_what_onnx_checks_and_converts_holds_no_large_weights(model, monkeypatch):
     path, seen = model("shapes", 40), []
-    check = importer.check_schema
-    monkeypatch.setattr(importer, "check_schema", lambda proto: [seen.append(proto.ByteSize()), check(proto)])
+    checks = check.check_schema
+    monkeypatch.setattr(check, "check_schema", lambda proto: [seen.append(proto.ByteSize()), checks(proto)])
     imported = importer.read(path)
     assert path.stat().st_size > 2_000_000 and seen[0] < 1_000_000
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}

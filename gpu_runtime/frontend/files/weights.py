@@ -211,22 +211,10 @@ def put(name: str, t: TensorProto, views: Iterable[View], values: np.ndarray) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
-    """A layer, `node`, that reads a constant through `views`; `axis`: the axis of input channels; `reason`: why the layer
-    cannot be 2:4, or "".
-    """
-
-    node: onnx.NodeProto
-    axis: int
-    views: tuple[View, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Uses:
-    """The readers of a constant. `layers`: layers that read it as weights; `others`: the titles of all other readers."""
+    """The readers of a constant. `layers`: the layers that read it as weights; `others`: the titles of all others."""
 
-    layers: list[_Use] = field(default_factory=list)
+    layers: list[Weight] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
 
@@ -239,7 +227,7 @@ def weights(graph: onnx.GraphProto) -> list[Weight]:
         t = tensors.get(name)
         if uses.layers:
             reason = _against(t, uses) if t is not None else f"computed by {title(producer[name])}, not stored"
-            found += [Weight(use.node, name, t, uses.layers[0].axis, reason, uses.layers[0].views) for use in uses.layers]
+            found += [replace(uses.layers[0], node=use.node, reason=reason) for use in uses.layers]
     return found
 
 
@@ -265,7 +253,7 @@ def _uses_of_constants(
             if axis is None:
                 uses.others.append(title(node))
             else:
-                uses.layers.append(_Use(node, axis, views, reason))
+                uses.layers.append(Weight(node, name, tensors.get(name), axis, reason, views))
     for v in graph.output:
         if v.name in sources:
             found.setdefault(sources[v.name][0], _Uses()).others.append(OUTPUT)
