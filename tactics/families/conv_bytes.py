@@ -27,6 +27,7 @@ from tactics.reason import no_room
 from tactics.roofline import Counts, convolved
 from tactics.step import Launch, byte_values, own_strides
 from tactics.tactic import Only, Tactic, restrict, tactic_of
+from tactics.tiles import no_room_for_border
 
 SOURCES = {"conv_dense_int8": "conv_dense", "conv_sparse24_int8": "conv_sparse24"}
 HALVED = {"hwc16": "hwc8", "chw32": "chw16"}  # layouts of bytes -> the same addresses, of halfs
@@ -62,7 +63,7 @@ def byte_candidates(p: ConvProblem, dtypes: Sequence[str], device: Device, only:
         tiles = restrict(kernel, conv_gemm.TILES[source], only)
         for tile, layout, y in product(tiles, BYTE_LAYOUTS, outs):
             tactic = tactic_of(kernel, tile, (Format(x_type, layout), *((y,) * len(residual))), y)
-            if no_room(conv_gemm.conv_smem(tactic), device):
+            if no_room(conv_gemm.conv_smem(tactic), device) or (p.prologue.border and no_room_for_border(tactic)):
                 continue
             yield tactic
             for shared in (*conv_gemm.splits(half, tactic, device), *conv_gemm.streams(half, tactic, device)):

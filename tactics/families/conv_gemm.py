@@ -55,6 +55,7 @@ from tactics.tiles import (
     SPARSE_TILES,
     early_residual,
     in_parts,
+    no_room_for_border,
     no_room_for_norm,
     out_of_registers,
     registers,
@@ -161,6 +162,8 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     m = merged(p)
     if linear(tactic.ins[0]) and p.prologue.needs:
         return "the input's scale and shift, gate, norm or border are of whole vectors"
+    if p.prologue.border and (reason := no_room_for_border(tactic)):
+        return reason
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
         return f"{p.r} x {p.s} taps: expected {MAX_TAPS} x {MAX_TAPS} at most, so that their mask fits a register"
     if p.prologue.gated and p.n > MAX_GRID[2]:
@@ -268,7 +271,7 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
     if store and added:
         args |= residual_pixels(p, store, added[0].pixel)
     if m.count > 1:
-        args |= ints(x_group=_first_channel(x, one.c), y_group=_first_channel(y, one.out_shape[1]))
+        args |= ints(x_group=x.channel(one.c), y_group=y.channel(one.out_shape[1]))
     for s in gates:
         args |= _gate(p, s)
     if p.prologue.normalized:
@@ -280,7 +283,7 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
 def _gate(p: ConvProblem, s: Strides) -> Args:
     """Returns the arguments for the gate, the last input, and the bounds to which its product is clipped."""
     low, high = (*p.prologue.act.params, 0.0, 0.0)[:2]
-    strides_of = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v, g_group=_first_channel(s, merged(p).one.c))
+    strides_of = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v, g_group=s.channel(merged(p).one.c))
     return {"gate": ("in", len(p.in_shapes) - 1), **strides_of, **floats(low=low, high=high)}
 
 
@@ -310,11 +313,6 @@ def num_rows(p: ConvProblem, layout: str) -> int:
     """Returns the number of rows of the GEMM: len(row_order())."""
     b = p.epilogue.d2s
     return b**2 * padded_channels(layout, p.k // b**2) if b > 1 and LAYOUTS[layout].vector >= 8 else p.k
-
-
-def _first_channel(s: Strides, c: int) -> int:
-    """Returns the number of elements before channel c, which must start a vector unless a pixel's channels are neighbours."""
-    return (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
 
 
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
