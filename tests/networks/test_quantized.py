@@ -259,12 +259,14 @@ FASTER = "the plan is faster with it in FP16"
 @pytest.mark.parametrize(
     "signed, operators",
     [
-        pytest.param(True, False, id="s8s8"),
-        pytest.param(False, False, id="u8s8", marks=pytest.mark.long),
+        pytest.param(True, False, id="s8s8", marks=pytest.mark.long),
+        pytest.param(False, False, id="u8s8"),
         pytest.param(False, True, id="operators", marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("name, least, grouped", [("tv_resnext50", 33, 16), ("tv_mobilenet_v3_large", 34, 15)])
+@pytest.mark.parametrize(
+    "name, least, grouped", [pytest.param("tv_resnext50", 33, 16, marks=pytest.mark.long), ("tv_mobilenet_v3_large", 34, 15)]
+)
 def test_topologies(name, least, grouped, signed, operators, tmp_path):
     """Every layer rounds as onnxruntime's, and the network is as near as onnxruntime's two runs are to each other, on 8 images:
     on most of these they are equal, and on others one rounding moves all that follow. All layers that can compute in INT8 are

@@ -36,7 +36,7 @@ def file(engine, tmp_path) -> str:
     return "e.engine"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_names_are_the_same_after_every_module_was_imported(tmp_path):
     """A module of the same name as a function would take its place when it is imported first."""
     code = (

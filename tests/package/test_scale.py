@@ -94,8 +94,8 @@ def test_each_stage_of_the_benchmark_is_a_part_of_a_build(model):
 # Of 32 to 64 convolutions of one tensor the planner searches longer for an order of elimination: from 24 on, no trend is seen.
 LONG = [("fan", 60), ("reshapes", 24), ("concats", 24), ("ladder", 18), ("conv_fan", 24)]
 GROWING = [
-    pytest.param("chain", 40, marks=pytest.mark.slow),
-    pytest.param("split", 60, marks=pytest.mark.full),
+    pytest.param("chain", 40, marks=pytest.mark.full),
+    pytest.param("split", 60, marks=pytest.mark.long),
     pytest.param("convs", 6, marks=pytest.mark.full),
     *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
 ]
@@ -122,7 +122,7 @@ def running_sums(n: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    "graph", [KINDS["branches"], pytest.param(running_sums, marks=pytest.mark.slow)], ids=["branches", "running_sums"]
+    "graph", [KINDS["branches"], pytest.param(running_sums, marks=pytest.mark.full)], ids=["branches", "running_sums"]
 )
 def test_sums_of_branches_are_found_in_linear_work(graph, tmp_path):
     """As one convolution in the options of the plan, and in the patterns that pruning keeps."""

@@ -387,7 +387,7 @@ def test_nothing_to_rank(tmp_path, cli):
     assert code == 0 and out.endswith("\nNo weights can be 2:4: there is nothing to rank\n")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_damaged_models_end_in_a_sentence(tmp_path):
     """Each mutation of tests/mutations.py, of small models: pruned with their channels ordered, or refused."""
     small, said = small_models(), 0
