@@ -177,22 +177,21 @@ def test_a_sum_that_is_quantised_is_one_launch():
         assert (np.abs(run(net, feeds, choice)["y"] - expected) > 1e-3).mean() < 0.02, choice
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_build_runs_such_layers_in_int8(size):
-    engine = gr.build(pointwise(0.0123, np.uint8(131), size, readers=3, shape=(32, 128, 56, 56)), device="l4")
-    assert set(engine.record.plan.int8.values()) == {""}
-
-
 def test_a_layer_whose_numbers_have_9_bits_says_so():
-    proto = pointwise(0.25, np.uint8(131), readers=3, shape=(32, 128, 56, 56))
+    proto = pointwise(0.25, np.uint8(131), readers=3)
     assert set(gr.build(proto, device="l4").record.plan.int8.values()) == {ZERO_POINT}
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_an_engine_s_bytes_have_the_zero_point(size):
-    proto = pointwise(0.0123, np.uint8(131), size)
-    feeds = {"x": np.random.default_rng(0).uniform(-1.5, 1.5, SHAPE).astype(np.float32)}
-    engine = gr.build(proto, device="l4")
+def test_an_engine_of_bytes_is_saved_and_runs(size, tmp_path):
+    shape = (4, 256, 28, 28)
+    proto = pointwise(0.0123, np.uint8(131), size, shape=shape)
+    feeds = {"x": np.random.default_rng(0).uniform(-1.5, 1.5, shape).astype(np.float32)}
+    gr.build(proto, device="l4").save(tmp_path / "m.engine")
+    engine = gr.load(tmp_path / "m.engine")
+    assert set(engine.record.plan.int8.values()) == {""}
+    (layer,) = [layer for layer in engine.plan.layers if isinstance(layer.problem, ConvProblem)]
+    assert layer.tactic.ins[0].dtype == "uint8" and layer.problem.prologue.border == (131 if size == 3 else 0)
     expected, (got,) = ort_run(proto, feeds, optimized=False)["y"], emulated(engine, feeds).values()
     assert np.abs(got - expected).max() <= 2e-3 * np.abs(expected).max()
 
