@@ -139,7 +139,8 @@ def _of_tiles(kernel: str, only: Only, residual: bool, prologue: Prologue, devic
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     """Returns the tile with split-K values worth trying: if tiles leave half of the GPU idle; a block keeps two stages."""
     tiles, stages = num_tiles(p, tactic), merged(p).k // tactic.gemm.k
-    if p.prologue.normalized or 2 * tiles > device.num_sms:
+    crowded = p.prologue.border and no_room_for_border(tactic, shared=True)
+    if p.prologue.normalized or crowded or 2 * tiles > device.num_sms:
         return ()
     ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
     return tuple(changed(tactic.gemm, split=s) for s in ways)
@@ -152,7 +153,8 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     blocks = device.num_sms * resident_blocks(tactic, device)
     rounds = tiles / blocks
     full = rounds > 8 or math.ceil(rounds) < 1.1 * rounds or p.prologue.normalized
-    if out_of_registers(tactic) or m.parts > 1 or full or tiles * stages < 2 * blocks:
+    crowded = out_of_registers(tactic) or (p.prologue.border and no_room_for_border(tactic, shared=True))
+    if crowded or m.parts > 1 or full or tiles * stages < 2 * blocks:
         return ()
     return (changed(t, stream=blocks),)
 
