@@ -14,18 +14,19 @@ import argparse
 import json
 import math
 import platform
-import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks import hardware
+from benchmarks.experiments.run import interleaved
 from benchmarks.torch_twin import event_us, prepared
 from cuda_kernels.compile import nvrtc_version, source_hash
 from cuda_kernels.device import current, why_no_gpu
@@ -243,21 +244,12 @@ def measure(torch, bench: Bench, timer, p: ConvProblem) -> dict:
                 row[kind] = {"rel_error": cudnn.error()} if kind == "cudnn_fused" else {}
             except RuntimeError as e:  # torch has no fused convolution for this shape or version
                 row["failed"][kind] = str(e)[:300]
-        samples: dict[str, list[float]] = {kind: [] for kind in contestants}
-        clocks: list[float] = []
-        for _ in range(ROUNDS):
-            order = list(contestants)
-            random.shuffle(order)
-            for kind in order:
-                before, timed, count = contestants[kind]
-                one_us, mhz = bench.stopwatch.sample(before, timed, count)
-                samples[kind].append(one_us)
-                clocks.append(mhz)
+        samples = interleaved({kind: partial(bench.stopwatch.sample, *how) for kind, how in contestants.items()}, ROUNDS)
         torch.cuda.synchronize()
     for kind, taken in samples.items():
-        row[kind] |= times_of(taken, 3)
+        row[kind] |= times_of([us for us, _ in taken], 3)
         row[kind] |= {"tflops": round(2e-6 * p.macs / row[kind]["us"], 1), "launches_per_sample": contestants[kind][2]}
-    row["clock_mhz"] = round(statistics.median(clocks), 1)
+    row["clock_mhz"] = round(statistics.median(mhz for taken in samples.values() for _, mhz in taken), 1)
     row["tactics_timed"] = len(times)
     if timer.failures:
         row["failed"] |= {name: text for (key, name), text in timer.failures.items() if key == str(p)}

@@ -21,7 +21,7 @@ from tactics.launches import launches, pack_weights
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.sampling.data import random_data
-from tactics.sampling.trial import bind, scratch_for
+from tactics.sampling.trial import Addresses, bind, scratch_for
 from tactics.step import Launch
 from tactics.tactic import Tile
 
@@ -46,7 +46,7 @@ def rate(tactic, repeats: int, **options) -> float:
     best = float("inf")
     for _ in range(repeats):
         start = time.process_time()
-        gpu.launch(kernel, step.grid, step.block, step.smem, bind(gpu, step.args, [x], out, places, scratch))
+        gpu.launch(kernel, step.grid, step.block, step.smem, bind(gpu, step.args, Addresses([x], out, places, scratch)))
         best = min(best, time.process_time() - start)
     return FLOP / best / 1e9
 

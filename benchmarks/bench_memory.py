@@ -10,13 +10,14 @@ are not pruned, and no plan is sparse.
 import tempfile
 import time
 import warnings
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 import click
 
 import gpu_runtime as gr
-from benchmarks.bench_pieces import EIGHT, MIB, Row, add, key, known, opened
+from benchmarks.bench_pieces import EIGHT, MIB, Row, key, opened, shown
 from gpu_runtime.errors import ModelError
 from gpu_runtime.text import table
 
@@ -71,12 +72,8 @@ def text(found: list[Row]) -> list[str]:
 @click.option("--table", "only_table", is_flag=True, help="Print the file's rows; make none.")
 def main(names: tuple[str, ...], devices: str, batches: str, shares: str, only_table: bool) -> None:
     cases = list(product(names or EIGHT[:4], map(int, batches.split(",")), devices.split(",")))
-    have = set(map(key, known(RESULTS)))
-    for case in () if only_table else (case for case in cases if case not in have):
-        add(RESULTS, rows(*case, [float(share) for share in shares.split(",")]))
-        click.echo(f"{case[0]} at batch {case[1]} on {case[2]}", err=True)
-    shown = [row for row in known(RESULTS) if key(row) in cases]
-    click.echo("\n".join(text(sorted(shown, key=lambda row: cases.index(key(row))))))
+    make = partial(rows, shares=[float(share) for share in shares.split(",")])
+    click.echo("\n".join(text(shown(RESULTS, cases, make, only_table))))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ taken where there is one, with drawn weights, instead of a predicted one being m
 import argparse
 import json
 import os
-import random
 import statistics
 import sys
 import tempfile
@@ -34,7 +33,7 @@ import onnx
 import gpu_runtime as gr
 from benchmarks import gpu_networks, hardware, heavy, light, processes, topologies
 from benchmarks.experiments import stored
-from benchmarks.experiments.run import PARTLY
+from benchmarks.experiments.run import PARTLY, interleaved
 from benchmarks.gpu_networks import compared, onnxruntime_run, worst_error
 from benchmarks.networks import resnet50
 from benchmarks.torch_twin import event_us, prepared, torch_module
@@ -258,13 +257,8 @@ def measure(asked: Row, engines: Sequence[tuple[Wanted, float]], folder: Path, a
             contestants[label], row[label] = theirs.sample, {"folded": theirs.folded}
         except Exception as e:
             row["failed"][label] = f"{type(e).__name__}: {e}"[:1500]
-    samples: dict[str, list[float]] = {label: [] for label in contestants}
-    for i in range((3 if args.small else ROUNDS) + WARM):
-        for label in random.sample(list(contestants), len(contestants)):
-            us = contestants[label]()
-            samples[label] += [us] if i >= WARM else []
-    for label, taken in samples.items():
-        row[label] |= times_of(taken, 2)
+    for label, taken in interleaved(contestants, (3 if args.small else ROUNDS) + WARM).items():
+        row[label] |= times_of(taken[WARM:], 2)
     return row
 
 

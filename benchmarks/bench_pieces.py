@@ -13,6 +13,7 @@ import json
 import tempfile
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,11 @@ def row_of(name: str, batch: int, device: str) -> Row:
     return row
 
 
-def alone(name: str, batch: int, device: str) -> Row:
+def alone(name: str, batch: int, device: str) -> list[Row]:
     """Returns the row, of RUNS runs, whose planner seconds are the median."""
     with processes.pool(1, 1) as pool:
         runs = [pool.submit(row_of, name, batch, device) for _ in range(RUNS)]
-        return sorted((run.result() for run in runs), key=lambda row: row["pieces"]["s"])[RUNS // 2]
+        return sorted((run.result() for run in runs), key=lambda row: row["pieces"]["s"])[RUNS // 2 :][:1]
 
 
 def known(path: Path) -> list[Row]:
@@ -103,6 +104,19 @@ def add(path: Path, rows: list[Row]) -> None:
 
 def key(row: Row) -> tuple[str, int, str]:
     return row["network"], row["batch"], row["device"]
+
+
+def shown(path: Path, cases: Sequence[tuple], make: Callable[..., list[Row]], only_table: bool) -> list[Row]:
+    """Returns the file's rows of these cases (`key`), after it has made those that it lacks."""
+    have = set(map(key, known(path)))
+    for case in () if only_table else (case for case in cases if case not in have):
+        try:
+            add(path, make(*case))
+        except (ModelError, ValueError) as e:
+            click.echo(f"{case[0]} at batch {case[1]}: {e}", err=True)
+            continue
+        click.echo(f"{case[0]} at batch {case[1]} on {case[2]}", err=True)
+    return sorted((row for row in known(path) if key(row) in cases), key=lambda row: cases.index(key(row)))
 
 
 def text(found: list[Row]) -> list[str]:
@@ -132,16 +146,7 @@ def text(found: list[Row]) -> list[str]:
 def main(names: tuple[str, ...], devices: str, batches: str, every: bool, only_table: bool) -> None:
     wanted = names or (tuple(everything()) if every else EIGHT)
     cases = list(product(wanted, map(int, batches.split(",")), devices.split(",")))
-    have = set(map(key, known(RESULTS)))
-    for case in () if only_table else (case for case in cases if case not in have):
-        try:
-            add(RESULTS, [alone(*case)])
-        except (ModelError, ValueError) as e:
-            click.echo(f"{case[0]} at batch {case[1]}: {e}", err=True)
-            continue
-        click.echo(f"{case[0]} at batch {case[1]} on {case[2]}", err=True)
-    shown = [row for row in known(RESULTS) if key(row) in cases]
-    click.echo("\n".join(text(sorted(shown, key=lambda r: (wanted.index(r["network"]), r["batch"], r["device"])))))
+    click.echo("\n".join(text(shown(RESULTS, cases, alone, only_table))))
 
 
 if __name__ == "__main__":

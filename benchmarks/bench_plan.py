@@ -31,6 +31,7 @@ from benchmarks import heavy, light, topologies
 from benchmarks.networks import NETWORKS
 from cuda_kernels.device import named
 from cuda_kernels.launch import Emulated
+from gpu_runtime.commands.options import argument, flag, gathered
 from gpu_runtime.runtime.plan_record import LaunchStep, PlanRecord
 from tactics.predict import predict
 
@@ -216,25 +217,18 @@ def markdown(header: Sequence, rows: Sequence[Sequence]) -> str:
 class Asked:
     """The arguments and options of `main`."""
 
-    names: tuple[str, ...]
-    run: bool
-    device: str
-    sparsity: str
-    as_json: str | None
-    table: bool
-    before: bool
+    names: tuple[str, ...] = argument(nargs=-1)
+    run: bool = flag("--run", is_flag=True, help="Execute in the emulator and count bytes.")
+    device: str = flag("--device", default="h200", show_default=True)
+    sparsity: str = flag("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="force", show_default=True)
+    as_json: str | None = flag("--json", type=click.Path(), help="Also write the rows to this file.")
+    table: bool = flag("--table", is_flag=True, help="Then print them as a Markdown table.")
+    before: bool = flag("--before", is_flag=True, help="The table of launches before and now, of 'today'.")
 
 
 @click.command()
-@click.argument("names", nargs=-1)
-@click.option("--run", is_flag=True, help="Execute in the emulator and count bytes.")
-@click.option("--device", default="h200", show_default=True)
-@click.option("--sparsity", type=click.Choice(["disable", "enable", "force"]), default="force", show_default=True)
-@click.option("--json", "as_json", type=click.Path(), help="Also write the rows to this file.")
-@click.option("--table", is_flag=True, help="Then print them as a Markdown table.")
-@click.option("--before", is_flag=True, help="The table of launches before and now, of 'today'.")
-def main(**given: Any) -> None:
-    asked = Asked(**given)
+@gathered(Asked)
+def main(asked: Asked) -> None:
     rows, items = [], list(asked.names or NETWORKS)
     if items == ["all"]:
         items = [*sorted(path.stem for path in MODELS.glob("*.onnx")), *light.NAMES]

@@ -26,6 +26,7 @@ from tactics import peers
 from tactics.families import conv_gemm
 from tactics.families.hopper import conv_wgmma
 from tactics.format import Format
+from tactics.planner.grouping import grouped
 from tactics.predict import predict_us
 from tactics.roofline import moved_us
 from tactics.roofline import together as limits
@@ -43,6 +44,7 @@ MOST = np.array([1.0, 128.0, 12000.0, 4000.0, 4000.0, 1.0])
 FIT_PAIRS = ("math_share", "sparse_rate", "sparse_us", "dram_share")
 LEAST_PAIRS, MOST_PAIRS = np.array([0.4, 1.2, 0.0, 0.5]), np.array([1.1, 2.0, 4.0, 1.0])
 MOST_STREAM_US = 10.0
+KINDS = {"times": "gemm", "gains": "pair"}  # kinds of rows by what they tell of
 FIXED = {"a100": ("l2",), "l40s": ("l2",)}  # published: L2 as gpu-benches measured it
 
 
@@ -64,11 +66,7 @@ class Judged:
 
 
 def by_device(rows: Iterable[Row], kind: str) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.kind == kind and row.work is not None:
-            found.setdefault(row.device, []).append(row)
-    return found
+    return grouped((row.device, row) for row in rows if row.kind == kind and row.work is not None)
 
 
 def judge(rows: Sequence[Row], sparse: bool = False, library: Library | None = None) -> Judged:
@@ -160,15 +158,19 @@ def errors(rows: Sequence[Row]) -> dict[str, dict[str, tuple[float, int]]]:
     """Returns {"times", "gains"} -> bound -> (root mean square of the log errors, number of rows), of dense products and of
     pairs.
     """
-    found: dict[str, dict[str, list[float]]] = {"times": {}, "gains": {}}
-    for result in map(judge, by_device(rows, "gemm").values()):
-        for bound, error in zip(result.bound, result.error, strict=True):
-            found["times"].setdefault(str(bound), []).append(error)
-    for some in by_device(rows, "pair").values():
-        dense, sparse = judge(some), judge(some, sparse=True)
-        for bound, error in zip(sparse.bound, np.log(dense.us / sparse.us) - _log_gain(some), strict=True):
-            found["gains"].setdefault(str(bound), []).append(error)
+    found = {what: grouped((bound, e) for _, bound, e in log_errors(kind, rows)) for what, kind in KINDS.items()}
     return {what: {b: (float(np.sqrt(np.mean(np.square(e)))), len(e)) for b, e in of.items()} for what, of in found.items()}
+
+
+def log_errors(kind: str, rows: Iterable[Row]) -> Iterator[tuple[str, str, float]]:
+    """Yields (device, bound, log error) of each time, or of the gain of each pair."""
+    for device, some in by_device(rows, kind).items():
+        found = judge(some)
+        error, bounds = found.error, found.bound
+        if kind == "pair":
+            sparse = judge(some, sparse=True)
+            error, bounds = np.log(found.us / sparse.us) - _log_gain(some), sparse.bound
+        yield from ((device, str(bound), float(e)) for bound, e in zip(bounds, error, strict=True))
 
 
 def _log_gain(rows: Sequence[Row]) -> np.ndarray:

@@ -11,7 +11,6 @@ all. A choice is wrong if it takes over 1 % more than the best tactic of the pro
 import math
 import random
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +22,7 @@ from cuda_kernels.device import named
 from gpu_runtime import pipeline
 from tactics.measure.race import Race, quantiles
 from tactics.measure.racing import cell_of
+from tactics.planner.grouping import grouped
 from tactics.sampling.samples import Steady
 
 NETWORKS = {"resnet20_cifar10": {"input": (32, 3, 32, 32)}, "squeezenet11_fp16": None}
@@ -142,11 +142,8 @@ def row(rivals: Sequence[Rivals], races: int, noise: float, clock: Clock, knows:
         times = {name: us * math.exp(rng.gauss(0, ERROR)) for name, _, us in some}
         gpu = Gpu(times, noise, clock, knows, rng)
         measured = choose(gpu, {name: cell for name, cell, _ in some})
-        of_cell = defaultdict(list)
-        for name, cell, _ in some:
-            of_cell[cell].append(name)
         whole.append(loss(times, measured, list(times)))
-        cells += [loss(times, measured, names) for names in of_cell.values()]
+        cells += [loss(times, measured, names) for names in grouped((cell, name) for name, cell, _ in some).values()]
         samples, tactics, spent_us = samples + gpu.asked, tactics + len(some), spent_us + gpu.now_us
     wrong = [100 * sum(x > WRONG for x in losses) / len(losses) for losses in (whole, cells)]
     return [wrong[0], 100 * statistics.fmean(whole), wrong[1], samples / tactics, spent_us / tactics / 1e3]

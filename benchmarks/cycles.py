@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -48,11 +47,13 @@ from benchmarks.simulator.steps import GROUP_WARPS
 from benchmarks.simulator.warpgroups import Ring, ring
 from cuda_kernels.compile import CompileError, compile_kernel
 from cuda_kernels.device import Device, named
+from gpu_runtime.commands.options import argument, flag, gathered
 from tactics.families import conv_bytes
 from tactics.families.hopper import conv_wgmma, ends
 from tactics.format import HALF_FORMATS, Format
 from tactics.kernels import KERNELS as EVERY_KERNEL
 from tactics.launches import launches
+from tactics.planner.grouping import grouped
 from tactics.problems.epilogue import Activation, Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.step import Launch
@@ -248,9 +249,7 @@ def ranges(code: Code, r: Residency, at: Machine, centre: float) -> str:
 
 def means(name: str, shares: Mapping[Sweep, float], part: Callable[[Sweep], Sweep | Bulk]) -> str:
     """Returns a line with the mean share for each value of a figure."""
-    of: dict[object, list[float]] = {}
-    for point, share in shares.items():
-        of.setdefault(getattr(part(point), name), []).append(share)
+    of = grouped((getattr(part(point), name), share) for point, share in shares.items())
     return f"  {name}: " + ", ".join(f"{value} {sum(x) / len(x):.0%}" for value, x in of.items())
 
 
@@ -273,45 +272,34 @@ def _shown(value: object) -> str:
 class Asked:
     """The arguments and options of `main`."""
 
-    kernel: str
-    tile_name: str
-    sm: str | None
-    device: str | None
-    defined: tuple[str, ...]
-    function: str
-    threads: int | None
-    smem: int
-    registers: int | None
-    blocks: int | None
-    warpgroups: int
-    drawn: int
-    stages: int | None
-    brief: bool
-    figures: bool
+    kernel: str = argument(default="")
+    tile_name: str = argument(metavar="[TILE]", default="")
+    sm: str | None = flag(
+        "--sm", help="architecture, at its full rate of products; sm_80 without it, sm_90a for Hopper's kernels"
+    )
+    device: str | None = flag("--device", help="a named device, such as rtx4090, instead of an architecture")
+    defined: tuple[str, ...] = flag("-D", multiple=True, metavar="NAME=VALUE", help="compile-time value")
+    function: str = flag("--function", default="", help="of a cubin: its kernel; otherwise the one with most products")
+    threads: int | None = flag("--threads", type=int, help="of a cubin: threads of a block")
+    smem: int = flag("--smem", type=int, default=0, help="of a cubin: bytes of shared memory of a block")
+    registers: int | None = flag("--registers", type=int, help="of a cubin: registers of a thread, if not those that it names")
+    blocks: int | None = flag("--blocks", type=int, help="blocks on an SM, if fewer than fit")
+    warpgroups: int = flag("--warpgroups", type=int, default=0, help="that multiply at a time; all but one where TMA copies")
+    drawn: int = flag(
+        "--drawn", type=int, default=0, help="bytes of a stage of TMA's that this SM draws from L2, if a cluster shares it"
+    )
+    stages: int | None = flag(
+        "--stages", type=int, help="also the clocks of a whole tile, of so many iterations of the main loop"
+    )
+    brief: bool = flag("--brief", is_flag=True, help="without the listing and the sweep")
+    figures: bool = flag("--figures", is_flag=True, help="what the simulated SM is, with sources, and nothing else")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("kernel", default="")
-@click.argument("tile_name", metavar="[TILE]", default="")
-@click.option("--sm", help="architecture, at its full rate of products; sm_80 without it, sm_90a for Hopper's kernels")
-@click.option("--device", help="a named device, such as rtx4090, instead of an architecture")
-@click.option("-D", "defined", multiple=True, metavar="NAME=VALUE", help="compile-time value")
-@click.option("--function", default="", help="of a cubin: its kernel; otherwise the one with most products")
-@click.option("--threads", type=int, help="of a cubin: threads of a block")
-@click.option("--smem", type=int, default=0, help="of a cubin: bytes of shared memory of a block")
-@click.option("--registers", type=int, help="of a cubin: registers of a thread, if not those that it names")
-@click.option("--blocks", type=int, help="blocks on an SM, if fewer than fit")
-@click.option("--warpgroups", type=int, default=0, help="that multiply at a time; all but one where TMA copies")
-@click.option(
-    "--drawn", type=int, default=0, help="bytes of a stage of TMA's that this SM draws from L2, if a cluster shares it"
-)
-@click.option("--stages", type=int, help="also the clocks of a whole tile, of so many iterations of the main loop")
-@click.option("--brief", is_flag=True, help="without the listing and the sweep")
-@click.option("--figures", is_flag=True, help="what the simulated SM is, with sources, and nothing else")
-def main(**given: Any) -> None:
+@gathered(Asked)
+def main(asked: Asked) -> None:
     """Simulate KERNEL's main loop: conv_dense, conv_sparse24, conv_strip, conv_strip_sparse24, of bytes conv_dense_int8,
     conv_sparse24_int8, or Hopper's conv_dense_sm90 or conv_sparse24_sm90, with a TILE, or a file that ends in .cubin."""
-    asked = Asked(**given)
     try:
         on = (
             named(asked.device)

@@ -17,6 +17,7 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -153,11 +154,11 @@ def kept() -> set[str]:
 
 def names_of(entries: set[str]) -> str:
     """Returns a text with the number of cache entries of each kernel."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for name in entries:
         path = files.cache_dir() / "kernels" / name[:2] / name
         found = re.search(r"\.entry (\w+)", path.read_text()) if path.exists() else None
-        counts[found[1] if found else "?"] = counts.get(found[1] if found else "?", 0) + 1
+        counts[found[1] if found else "?"] += 1
     return ", ".join(f"{kernel} {count}" for kernel, count in sorted(counts.items()))
 
 

@@ -24,6 +24,7 @@ import gpu_runtime as gr
 from benchmarks import hardware
 from benchmarks.networks import Net
 from cuda_kernels.device import Device, current
+from gpu_runtime.accuracy import sessions
 from gpu_runtime.building import build as building
 from gpu_runtime.building.in_network import replay_us
 from gpu_runtime.engine import Engine
@@ -285,11 +286,7 @@ def worst_error(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> 
 
 
 def onnxruntime_run(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    names = [o.name for o in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
+    return sessions.run(sessions.session(onnx.load(path)), feeds)
 
 
 def line(row: dict[str, Any]) -> str:

@@ -23,8 +23,8 @@ KNOWN = {"h200": "H200", "h100": "H100", "a100": "A100"}  # named devices, and t
 JUDGED = "judged elsewhere: error to onnxruntime, equal top-1, images"  # bench_networks --judge-kept
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def now(timespec: str = "seconds") -> str:
+    return datetime.now(UTC).isoformat(timespec=timespec)
 
 
 def named_like(title: str) -> str:

@@ -8,9 +8,9 @@ the shares of the peak that their main loops reach are simulated from machine co
 """
 
 import argparse
-from collections.abc import Iterator
 from functools import lru_cache
 
+from benchmarks.published_rows import resnet
 from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
 from tactics.predict import predict_us
@@ -31,18 +31,10 @@ TENSORRT: dict[Layer, tuple[float, float]] = {
 }
 
 
-def resnet50() -> Iterator[Layer]:
-    """Yields the convolutions behind the stem; the stride is the 3x3's."""
-    c, size = 64, 56
-    for blocks, k, first_stride in ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2)):
-        for block in range(blocks):
-            stride = 1 if block else first_stride
-            yield c, size, k, 1, 1, False
-            yield k, size, k, 3, stride, False
-            yield k, size // stride, 4 * k, 1, 1, True
-            if not block:
-                yield c, size, 4 * k, 1, stride, False
-            c, size = 4 * k, size // stride
+def resnet50() -> list[Layer]:
+    """Returns the convolutions behind the stem; the stride is the 3x3's."""
+    _, *convolutions, _ = resnet("resnet50", 1)
+    return [(p.c, p.h, p.k, p.r, p.stride[0], p.epilogue.residual) for p in convolutions]
 
 
 @lru_cache(maxsize=1024)

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from gpu_runtime.frontend.load import inputs_of
+from gpu_runtime.frontend.files.check import readers_of
+from gpu_runtime.frontend.files.load import inputs_of
 
 FOLDER = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("light_*.onnx")))
@@ -51,15 +52,12 @@ def light(name: str, seed: int = 0) -> onnx.ModelProto:
     shapes = {t.name: tuple(t.dims) for t in stored.values() if t.data_type == onnx.TensorProto.FLOAT}
     fills = [node for node in graph.node if node.op_type == "ConstantOfShape"]
     shapes |= {node.output[0]: tuple(numpy_helper.to_array(stored[node.input[0]]).tolist()) for node in fills}
-    uses: dict[str, tuple[onnx.NodeProto, int]] = {}
-    for node in graph.node:
-        for slot, tensor in enumerate(node.input):
-            uses.setdefault(tensor, (node, slot))
+    uses = readers_of(graph)
 
     def drawn(tensor: str, shape: tuple[int, ...]) -> np.ndarray:
-        node, slot = uses[tensor]
+        node, slot = uses[tensor][0]
         while node.op_type in ("Reshape", "Unsqueeze"):
-            node, slot = uses[node.output[0]]
+            node, slot = uses[node.output[0]][0]
         return VALUES[node.op_type, slot](rng, shape).astype(np.float32)
 
     gone = {node.input[0] for node in fills} | set(shapes)

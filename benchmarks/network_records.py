@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.bench_plan import find
 from benchmarks.plan_records import digest, held
 from gpu_runtime.building.load import load, lowered
-from gpu_runtime.frontend.source import source_of
+from gpu_runtime.frontend.files.source import source_of
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning.alternatives import alternatives
 

@@ -24,22 +24,22 @@ import math
 import statistics
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+from benchmarks.hardware import now
 from cuda_kernels import files
 from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
 from tactics.families.hopper import conv_wgmma, ends
 from tactics.families.hopper.figures import Figures
 from tactics.families.hopper.tiles import HopperTile, Stage, stage, weight_bytes
+from tactics.planner.grouping import grouped
 from tactics.predict import predict_alike, predict_us
 from tactics.problems import codec
 from tactics.problems.protocol import Problem
@@ -76,8 +76,10 @@ def file_of(gpu: str) -> Path:
 
 
 def read(gpu: str) -> list[Timed]:
-    lines = file_of(gpu).read_text().splitlines()
-    rows = map(json.loads, lines)
+    return as_timed(map(json.loads, file_of(gpu).read_text().splitlines()))
+
+
+def as_timed(rows: Iterable[Mapping[str, Any]]) -> list[Timed]:
     return [Timed(codec.from_json(r["problem"]), Tactic.parse(r["tactic"]), r["us"], r["run"]) for r in rows]
 
 
@@ -119,9 +121,7 @@ def is_before_tma(row: Timed) -> bool:
 
 
 def by_kernel(rows: list[Timed], predicted: Mapping[Timed, float]) -> Iterator[str]:
-    logs: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        logs[row.tactic.kernel].append(math.log(row.us / predicted[row]))
+    logs = grouped((row.tactic.kernel, math.log(row.us / predicted[row])) for row in rows)
     yield f"{'kernel':22} {'tactics':>7} {'ratio':>6} {'error':>6}"
     for kernel, of in sorted(logs.items()):
         yield f"{kernel:22} {len(of):7} {math.exp(statistics.median(of)):6.2f} {statistics.mean(map(abs, of)):6.2f}"
@@ -143,9 +143,7 @@ def choices(rows: list[Timed], predicted: Mapping[Timed, float]) -> dict[Problem
     """Returns problem -> (microseconds of the tactic that predictions choose, microseconds of the fastest), for problems with
     several timed tactics.
     """
-    problems: dict[Problem, list[Timed]] = defaultdict(list)
-    for row in rows:
-        problems[row.problem].append(row)
+    problems = grouped((row.problem, row) for row in rows)
     several = {problem: of for problem, of in problems.items() if len({row.tactic for row in of}) > 1}
     return {p: (min(of, key=predicted.__getitem__).us, min(row.us for row in of)) for p, of in several.items()}
 
@@ -219,11 +217,8 @@ def untimed_preferred(gpu: str = "h200") -> list[tuple[Problem, Tactic]]:
     """Returns (problem, tactic) for each tactic that was never timed and that predictions prefer to all candidates with the
     formats, and the kind of weights, of some timed tactic.
     """
-    device, timed = named(gpu), defaultdict(set)
-    for row in read(gpu):
-        timed[row.problem].add(row.tactic)
-    found = []
-    for problem, those in timed.items():
+    device, found = named(gpu), []
+    for problem, those in grouped((row.problem, row.tactic) for row in read(gpu)).items():
         best: dict[object, tuple[float, str, Tactic]] = {}
         kinds = {(t.ins, t.out, t.sparse) for t in those}
         for t in candidates(problem, device):
@@ -257,7 +252,7 @@ def take(gpu: str, seconds: float) -> None:
     from cuda_kernels.device import current
     from tactics.measure.worker import Bench
 
-    begun, bench, rows, run = time.monotonic(), Bench(current()), [], datetime.now(UTC).isoformat(timespec="minutes")
+    begun, bench, rows, run = time.monotonic(), Bench(current()), [], now("minutes")
     problem: Problem | None = None
     for i, row in enumerate(read(gpu)):
         if time.monotonic() - begun > seconds:

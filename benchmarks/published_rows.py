@@ -168,11 +168,11 @@ def network(name: str, batch: int) -> Work:
     """Returns the work of a network's convolutions at 224 x 224, of InceptionV3's at 299 x 299, with additions and activations
     in their epilogues.
     """
-    of = {"vgg": _vgg, "res": _resnet, "inc": _inception_v3}[name[:3]]
+    of = {"vgg": _vgg, "res": resnet, "inc": _inception_v3}[name[:3]]
     return work_of([*of(name, batch)])
 
 
-def _resnet(name: str, n: int) -> Iterator[ConvProblem]:
+def resnet(name: str, n: int) -> Iterator[ConvProblem]:
     deep = name == "resnet50"
     yield ConvProblem(n, 3, 224, 224, 64, 7, 7, stride=(2, 2), pad=(3,) * 4)
     c, size = 64, 56

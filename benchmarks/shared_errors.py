@@ -25,8 +25,9 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.bench_predictions import by_device, judge
+from benchmarks.bench_predictions import by_device, judge, log_errors
 from benchmarks.published_rows import FOLDER, Row, read
+from tactics.planner.grouping import grouped
 from tactics.predict import PUBLISHED, RANGE, REGIMES, SHARED
 
 Floats = NDArray[np.float64]
@@ -43,15 +44,7 @@ REACH = NormalDist().inv_cdf((1 + RANGE) / 2)  # standard deviations to each sid
 
 def errors(kind: str, rows: Iterable[Row]) -> dict[Group, Floats]:
     """Returns group -> log errors of times, or of the gains of pairs."""
-    found: dict[Group, list[float]] = {}
-    for device, some in by_device(rows, kind).items():
-        of = judge(some)
-        error, bounds = of.error, of.bound
-        if kind == "pair":
-            sparse = judge(some, sparse=True)
-            error, bounds = error - np.log(sparse.us / [r.sparse_us for r in some]), sparse.bound
-        for e, bound in zip(error, bounds, strict=True):
-            found.setdefault((device, str(bound)), []).append(float(e))
+    found = grouped(((device, bound), e) for device, bound, e in log_errors(kind, rows))
     return {group: np.array(e) for group, e in found.items()}
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpu_runtime.text import shortened
 from tactics.format import Format, representative
+from tactics.planner.grouping import grouped
 from tactics.problems.convolution import ConvProblem, ConvTransposeProblem
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import PointwiseProblem
@@ -144,19 +145,14 @@ class Network:
     @cached_property
     def readers(self) -> Mapping[str, tuple[Op[Problem], ...]]:
         """Tensor -> the ops that read it, each once, in the network's order; () for a tensor without readers."""
-        found: dict[str, list[Op[Problem]]] = {t: [] for t in self.tensors}
-        for op in self.ops:
-            for t in dict.fromkeys(op.inputs):
-                found.setdefault(t, []).append(op)
-        return {t: tuple(ops) for t, ops in found.items()}
+        found = grouped((t, op) for op in self.ops for t in dict.fromkeys(op.inputs))
+        return dict.fromkeys(self.tensors, ()) | {t: tuple(ops) for t, ops in found.items()}
 
     @cached_property
     def producers(self) -> Mapping[str, tuple[Op[Problem], ...]]:
         """Tensor -> the ops that make it, of which each plan has one; () for network inputs."""
-        found: dict[str, list[Op[Problem]]] = {t: [] for t in self.tensors}
-        for op in self.ops:
-            found.setdefault(op.output, []).append(op)
-        return {t: tuple(ops) for t, ops in found.items()}
+        found = grouped((op.output, op) for op in self.ops)
+        return dict.fromkeys(self.tensors, ()) | {t: tuple(ops) for t, ops in found.items()}
 
     @cached_property
     def place(self) -> Mapping[str, int]:
@@ -270,7 +266,7 @@ def touched(inputs: Iterable[TensorInfo], ops: Iterable[Op[Problem]]) -> dict[st
     """Returns tensor -> NCHW shape: the inputs, then all tensors that the ops read and write, in their order."""
     found = {t.name: t.shape4 for t in inputs}
     for op in ops:
-        found.update(zip((*op.inputs, op.output), (*op.problem.in_shapes, op.problem.out_shape), strict=True))
+        found.update(zip((*op.inputs, op.output), op.problem.all_shapes, strict=True))
     return found
 
 
@@ -307,7 +303,7 @@ def named_shortly(network: Network) -> Network:
 
 
 def _names(network: Network) -> set[str]:
-    """Returns the names of ops, layers, tensors and groups; a model's own are short (frontend.check)."""
+    """Returns the names of ops, layers, tensors and groups; a model's own are short (frontend.files.check)."""
     found = set(network.tensors)
     for group, options in network.groups:
         found.update((group, *options))

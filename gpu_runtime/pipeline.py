@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cuda_kernels.device import Device
     from gpu_runtime.building.plans import Plans
     from gpu_runtime.engine import Engine
-    from gpu_runtime.frontend.source import ModelLike
+    from gpu_runtime.frontend.files.source import ModelLike
     from gpu_runtime.planning import io_formats
     from tactics.measure.spread import Spread
 

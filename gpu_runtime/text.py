@@ -1,6 +1,7 @@
 """Formats shares, sizes and tables as plain ASCII text of at most WIDTH columns."""
 
 import hashlib
+import itertools
 import math
 import re
 import textwrap
@@ -73,6 +74,12 @@ def shortened(name: str) -> str:
     if len(name) <= MOST_NAME // 10 or len(repr(name)) <= MOST_NAME:
         return name
     return f"{printable(name)[:SHORT_NAME]}... ({hashlib.sha256(name.encode()).hexdigest()[:12]})"
+
+
+def unused_name(name: str, taken: Collection[str]) -> str:
+    """Returns the name, with a number behind it if it is taken: conv1, conv1_2, conv1_3."""
+    numbered = (f"{name}_{number}" for number in itertools.count(2))
+    return next(found for found in itertools.chain([name], numbered) if found not in taken)
 
 
 def piece_text(first: int, count: int) -> str:

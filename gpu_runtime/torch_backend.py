@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import CompileError, EngineError, ModelError, check_options
-from gpu_runtime.frontend.source import NAME
+from gpu_runtime.frontend.files.source import NAME
 from gpu_runtime.ops.torch import versions
 from gpu_runtime.pipeline import build
 from gpu_runtime.progress import warn

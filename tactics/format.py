@@ -94,6 +94,10 @@ class Strides:
     pixel: int
     log2v: int
 
+    def channel(self, c: int) -> int:
+        """Returns the elements from the beginning to channel c, of the first pixel."""
+        return (c >> self.log2v) * self.block + (c & ((1 << self.log2v) - 1))
+
 
 def padded_channels(layout: str, c: int) -> int:
     v = LAYOUTS[layout].vector

@@ -41,8 +41,8 @@ HGMMA, SPARSE_HGMMA = "hgmma_64n16", "hgmma_sp_64n32"  # wgmma, as machine code 
 EPILOGUE = frozenset({Feature.RESIDUAL, Feature.AFFINE, Feature.LAST_ACTIVATION, Feature.TABLE})  # of every convolution
 NOTHING: frozenset[Feature] = frozenset()
 GEMM = frozenset(Feature) - {Feature.MAX_POOL}
-SM90 = GEMM - {Feature.MULTIPLIED, Feature.RESIDUAL_MULTIPLIED}
-BYTES = EPILOGUE | {Feature.MULTIPLIED, Feature.RESIDUAL_MULTIPLIED}
+SM90 = GEMM - {Feature.BORDER, Feature.MULTIPLIED, Feature.RESIDUAL_MULTIPLIED}
+BYTES = EPILOGUE | {Feature.MULTIPLIED, Feature.RESIDUAL_MULTIPLIED, Feature.BORDER}
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,7 @@ def _entries(problem: Problem) -> dict[str, np.ndarray]:
 
 def tables(problem: Problem, tactic: Tactic) -> dict[str, np.ndarray]:
     """Returns the sections of pack_weights that follow from the problem alone: tables by which kernels address memory."""
-    family = table.OF_KERNEL[tactic.kernel]
-    return family.tables(problem, tactic) if KERNELS[tactic.kernel].tables else {}
+    return table.OF_KERNEL[tactic.kernel].tables(problem, tactic) if KERNELS[tactic.kernel].tables else {}
 
 
 def packing_key(problem: Problem, tactic: Tactic) -> Hashable:

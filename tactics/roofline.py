@@ -311,7 +311,7 @@ def least_us(p: Problem, tactic: Tactic, device: Device) -> tuple[float, str]:
     if any(isinstance(part, (ConvProblem, ConvTransposeProblem)) for part in p.parts):
         found = floors(p, device, [DTYPES[f.dtype].itemsize for f in (*tactic.ins[: len(p.in_shapes)], tactic.out)])
         return float(found["sparse_us" if tactic.sparse else "dense_us"]), str(found["bound"])
-    read, written = traffic((*p.in_shapes, p.out_shape), tactic)
+    read, written = traffic(p.all_shapes, tactic)
     if isinstance(p, (MoveProblem, GatherProblem)):
         read = min(read, written)
     clock = device.clock_mhz * rates(device).boost

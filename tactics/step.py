@@ -232,8 +232,7 @@ def constant_bytes(shape: Shape4) -> int:
 
 def own_strides(problem: Problem, tactic: Tactic) -> tuple[Strides, ...]:
     """The strides of the inputs, then of the output, where each has memory of its own."""
-    shapes = (*problem.in_shapes, problem.out_shape)
-    return tuple(strides(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
+    return tuple(strides(f, s) for f, s in zip((*tactic.ins, tactic.out), problem.all_shapes, strict=True))
 
 
 def epilogue_values(problem: ConvProblem) -> dict[str, int]:

@@ -193,10 +193,8 @@ class Tactic(Hashed):
                 channels, h, w, th, tw = map(int, patch.groups()[1:6])
                 kernel, tile = patch[1], Patch(channels, h, w, th, tw, bool(patch[7]))
             elif parts:
-                kernel, tile = (
-                    parts[1],
-                    Parts(int(parts[2]), int(parts[3]), bool(parts[4]), int(parts[6] or 1) if parts[5] else 0),
-                )
+                apart = int(parts[6] or 1) if parts[5] else 0
+                kernel, tile = parts[1], Parts(int(parts[2]), int(parts[3]), bool(parts[4]), apart)
             elif found:
                 kernel, tile = found[1], _tile(found) if found[2] else None
             else:

@@ -77,6 +77,14 @@ def out_of_registers(tactic: Tactic) -> bool:
     return (tactic.sparse or linear(tactic.out)) and tactic.gemm.m * tactic.gemm.n // tactic.gemm.threads >= 128
 
 
+def no_room_for_border(tactic: Tactic, shared: bool = False) -> str:
+    """Why a border's address beside those of a thread's pixels would spill registers, or "". `shared`: blocks share K."""
+    t = tactic.gemm
+    pixels, sums = t.n * t.k // 8 // t.threads, t.m * t.n // t.threads
+    crowded = sums >= 128 and (shared or tactic.sparse) and pixels >= (8 if shared else 16)
+    return f"a border beside {pixels} pixels and {sums} accumulators per thread would spill registers" if crowded else ""
+
+
 def no_room_for_norm(tactic: Tactic) -> str:
     """Why a norm before the convolution would spill registers, or "".
 

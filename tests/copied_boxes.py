@@ -10,7 +10,7 @@ from cuda_kernels.launch import Cuda, Emulated
 from cuda_kernels.params import arrange
 from cuda_kernels.tensor_maps import Map
 from gpu_runtime.engine import Engine
-from tactics.sampling.trial import bind
+from tactics.sampling.trial import Addresses, Scratch, bind
 from tactics.step import Launch
 from tests.engines import build
 from tests.independent.layouts import table
@@ -46,7 +46,7 @@ def copied(gpu: Cuda | Emulated, x: np.ndarray, step: Launch) -> np.ndarray:
     gpu.write(source, x)
     gpu.write(to, np.full(nbytes, 0xFF, np.uint8))
     kernel = gpu.load(compile_kernel(SOURCE, dict(step.values), gpu.arch))
-    gpu.launch(kernel, step.grid, step.block, step.smem, bind(gpu, step.args, [source], to, {}, (0, 0, 0)))
+    gpu.launch(kernel, step.grid, step.block, step.smem, bind(gpu, step.args, Addresses([source], to, {}, Scratch())))
     got = gpu.read(to, nbytes)
     for address in (source, to):
         gpu.free(address)

@@ -21,7 +21,7 @@ from onnx.backend.base import BackendRep, namedtupledict
 from cuda_kernels import device as devices
 from gpu_runtime import pipeline
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.convert import OPSET
+from gpu_runtime.frontend.files.convert import OPSET
 from gpu_runtime.lowering.reductions import REDUCE
 from gpu_runtime.runtime.context import Context
 from gpu_runtime.text import printable

@@ -67,6 +67,8 @@ def _grouped(fields: dict) -> dict:
         fields["prologue"] = Prologue(gated=True, act=fields.pop("gated"))
     if "norm" in fields:
         fields["prologue"] = Prologue(normalized=True, epsilon=fields.pop("norm"))
+    if "border" in fields:
+        fields["prologue"] = Prologue(border=fields.pop("border"))
     return fields | {"epilogue": Epilogue(**inside)}
 
 

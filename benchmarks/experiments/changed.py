@@ -12,7 +12,6 @@ import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from cuda_kernels.device import Device, named
 from tactics.candidates import candidates
 from tactics.families.hopper import conv_wgmma
 from tactics.measure.worker import Bench
+from tactics.planner.grouping import grouped
 from tactics.predict import predict_us
 from tactics.problems import codec
 from tactics.problems.epilogue import RELU
@@ -113,7 +113,7 @@ def ends_1(device: Device, small: bool) -> list[Pair]:
 
 def taken(problem: Problem, tactics: list[Tactic], x: Experiment, bench: Bench) -> None:
     bench.set_problem(problem)
-    now = datetime.now(UTC).isoformat(timespec="minutes")
+    now = hardware.now("minutes")
     for tactic in tactics:
         us = statistics.median(bench.time([tactic], 3 if x.small else SAMPLES)["us"][tactic.name])
         row = {"problem": codec.to_json(problem), "tactic": tactic.name, "us": round(us, 3), "run": now}
@@ -135,10 +135,7 @@ def merge(file: Path) -> None:
 
 def table(data: dict[str, Any]) -> Iterator[str]:
     """Yields the lines of our_times about a result's rows."""
-    rows = [
-        our_times.Timed(codec.from_json(row["problem"]), Tactic.parse(row["tactic"]), row["us"], row["run"])
-        for row in data.get("rows", ())
-    ]
+    rows = our_times.as_timed(data.get("rows", ()))
     predicted = {row: predict_us(row.problem, row.tactic, named(NEWEST)) for row in rows}
     if rows:
         yield from (*our_times.by_kernel(rows, predicted), our_times.chosen(rows, predicted))
@@ -149,16 +146,13 @@ def main(argv: list[str]) -> int:
         merge(Path(argv[1]))
         return 0
     x, bench = begun(__doc__ or "", argv), None
-    by_problem: dict[Problem, list[Tactic]] = {}
     if "ends-1" in x.words:
         wanted = ends_1(x.device, x.small)
     elif "untimed" in x.words:
         wanted = untimed(NEWEST, x.device, x.small)
     else:
         wanted = pairs(x.out.parent, x.device, x.small)
-    for problem, tactic in wanted:
-        by_problem.setdefault(problem, []).append(tactic)
-    for problem, tactics in by_problem.items():
+    for problem, tactics in grouped(wanted).items():
         bench = bench or Bench(x.device)
         x.step(str(problem), partial(taken, problem, tactics, x, bench), 3.0)
     print("\n".join(table(x.data)), flush=True)

@@ -9,14 +9,13 @@ in a network (tactics/sampling/stopwatch.py). Each output is compared with the r
 """
 
 import math
-import random
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from benchmarks.experiments.run import Experiment, begun
+from benchmarks.experiments.run import Experiment, begun, interleaved
 from cuda_kernels.device import Device
 from tactics.candidates import candidates
 from tactics.launches import Binary, binaries
@@ -111,11 +110,7 @@ class Contest:
         return self.benches[entry.problem].stopwatch.sample(ready.before, ready.timed, ready.count)
 
     def samples(self, rounds: int) -> dict[Entry, list[tuple[float, float]]]:
-        taken: dict[Entry, list[tuple[float, float]]] = {entry: [] for entry in self.ready}
-        for _ in range(rounds):
-            for entry in random.sample(list(taken), len(taken)):
-                taken[entry].append(self.sample(entry))
-        return taken
+        return interleaved({entry: partial(self.sample, entry) for entry in self.ready}, rounds)
 
 
 def told(entry: Entry, taken: Sequence[tuple[float, float]], error: float, device: Device) -> dict[str, Any]:

@@ -7,7 +7,6 @@ that is slower; beside it the time in which a call returned. Samples alternate, 
 sparse kernel forced, "ours" the one that is predicted to be fastest. cuSPARSELt has a process of its own, as in row peers.
 """
 
-import random
 import statistics
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.experiments.peers import of_sparselt
-from benchmarks.experiments.run import Experiment, begun
+from benchmarks.experiments.run import Experiment, begun, interleaved
 from benchmarks.torch_twin import prepared
 from cuda_kernels.device import Device
 from gpu_runtime.ops import SparseConv2d
@@ -67,12 +66,10 @@ def measured(name: str, x: Experiment, torch: Any, cp: Any) -> None:
         run["torch"] = partial(torch.nn.functional.linear, torch.from_dlpack(given.reshape(-1, c)), weight.view(k, c))
     row: dict[str, Any] = {"layer": name, "failed": {}, "tactics": {label: o.tactic(shape) for label, o in ours.items()}}
     peer = None if width > 1 else of_sparselt(k, c, w, row["failed"])
-    samples: dict[str, list[tuple[float, float]]] = {}
-    for _ in range(ROUNDS):
-        for label in random.sample(list(run), len(run)):
-            samples.setdefault(label, []).append(_sample(run[label], cp))
-        if peer:
-            samples.setdefault("cusparselt", []).append((peer[1].sample(), 0.0))
+    contestants: dict[str, Callable[[], tuple[float, float]]] = {label: partial(_sample, one, cp) for label, one in run.items()}
+    if peer:
+        contestants["cusparselt"] = lambda: (peer[1].sample(), 0.0)
+    samples = interleaved(contestants, ROUNDS)
     if peer:
         peer[0].close()
     for label, taken in samples.items():

@@ -10,7 +10,6 @@ medians of ROUNDS. Then SECOND s of replays of each, one after the other, while 
 """
 
 import json
-import random
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 from benchmarks.bench_conv import Clock, Cudnn
 from benchmarks.experiments import layers
 from benchmarks.experiments.layers import Contest, Entry
-from benchmarks.experiments.run import Experiment, begun
+from benchmarks.experiments.run import Experiment, begun, interleaved
 from benchmarks.experiments.sparselt import until
 from benchmarks.torch_twin import prepared
 from tactics.measure.child import Child, command_of
@@ -178,10 +177,7 @@ def measured(name: str, x: Experiment, torch: Any) -> None:
     try:
         if found:
             contestants["cusparselt"] = found[1]
-        samples: dict[str, list[float]] = {label: [] for label in contestants}
-        for _ in range(ROUNDS):
-            for label in random.sample(list(contestants), len(contestants)):
-                samples[label].append(contestants[label].sample())
+        samples = interleaved({label: of.sample for label, of in contestants.items()}, ROUNDS)
         clock = Clock(contest.benches[dense.problem].cupy.cuda.Device().pci_bus_id)
         for label, taken in samples.items():
             times = times_of(taken, 3)

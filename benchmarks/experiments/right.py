@@ -12,7 +12,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,9 +114,8 @@ def right(kernel: str, pairs: list[tuple[Problem, Tactic]], x: Experiment, gpu: 
 
 def learn(path: Path, right: Mapping[str, int]) -> None:
     """Adds these kernels, with the hash of their present sources, to the ledger."""
-    date = datetime.now(UTC).isoformat(timespec="minutes")
     rows = json.loads(path.read_bytes()) if path.exists() else {}
-    hardware.write(path, rows | {kernel: [digest(kernel), count, date] for kernel, count in right.items()})
+    hardware.write(path, rows | {kernel: [digest(kernel), count, hardware.now("minutes")] for kernel, count in right.items()})
 
 
 def main(argv: list[str] | None = None) -> int:

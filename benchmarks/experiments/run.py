@@ -1,17 +1,20 @@
 """The frame of a row: a file that grows step by step, and a time at which it must end."""
 
 import argparse
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks import hardware
 from cuda_kernels.device import Device, current
 from cuda_kernels.driver import is_fatal
 from tactics.measure import timing
 
+K = TypeVar("K")
+V = TypeVar("V")
 WHOLE, PARTLY = 0, 3  # exit statuses: all steps were reached, or the time ended before
 
 
@@ -60,6 +63,15 @@ class Experiment:
         """Returns the exit status: 1 if a step failed, PARTLY if one was left out."""
         self.save()
         return 1 if self.data["errors"] else PARTLY if self.data["left_out"] else WHOLE
+
+
+def interleaved(contestants: Mapping[K, Callable[[], V]], rounds: int) -> dict[K, list[V]]:
+    """Returns the samples of each contestant: one in each round, which has an order of its own."""
+    taken: dict[K, list[V]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name in random.sample(list(contestants), len(contestants)):
+            taken[name].append(contestants[name]())
+    return taken
 
 
 def begun(title: str, argv: list[str] | None = None) -> Experiment:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, is_dataclass
 from typing import get_args
 
+from benchmarks.bench_plan import markdown
 from cuda_kernels.device import Device
 from gpu_runtime.runtime import findings, plan_record
 from gpu_runtime.runtime.plan_record import EngineRecord
@@ -38,13 +39,13 @@ def parts(hint: object) -> Iterator[type]:
 
 def table(kind: type) -> str:
     """Returns a heading, a sentence on the record, and a row for each field."""
-    rows = ["| field | value |", "| --- | --- |"]
+    rows = []
     for name, (_, field, hint) in codec.json_fields(kind).items():
         told = PROBLEM + " or null" if field.name == "problem" else codec.words(hint)
         needed = field.default is MISSING and field.default_factory is MISSING
-        rows.append(f"| `{name}` | {told}{'' if needed else '; may be left out'} |".replace(" or null; may", "; may"))
+        rows.append((f"`{name}`", f"{told}{'' if needed else '; may be left out'}".replace(" or null; may", "; may")))
     about = " ".join(inspect.cleandoc(kind.__doc__ or "").split())
-    return "\n".join([f"### {kind.__name__}", "", about, "", *rows, ""])
+    return "\n".join([f"### {kind.__name__}", "", about, "", markdown(("field", "value"), rows), ""])
 
 
 if __name__ == "__main__":

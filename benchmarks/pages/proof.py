@@ -11,10 +11,11 @@ those marked `gpu` would run on a GPU. Hardware has been reached where benchmark
 import ast
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.bench_plan import markdown
 from cuda_kernels.device import ARCHITECTURES, named
 from gpu_runtime.doctor.cases import cases
 from tactics.candidates import base_runner, candidates
@@ -133,18 +134,17 @@ def reach(kernel: str) -> tuple[int, int]:
     return problems, len(tiles)
 
 
-def families(files: list[Seen]) -> Iterator[str]:
+def families(files: list[Seen]) -> str:
     examined, able = cases(DEVICE), [f for f in files if f.words & COMPARES]
     shown = "problems, tiles", "cases of `doctor`", "emulator beside the reference", "witnessed", "emulated driver", "hardware"
-    head = "kernel", *shown
-    yield f"| {' | '.join(head)} |"
-    yield "| --- " * len(head) + "|"
+    rows = []
     for kernel in OF_KERNEL:
         problems, tiles = reach(kernel)
         names = (kernel, ALL_CASES, *([ALL_PROBLEMS] if problems else []))
         here, driven = (taking(able, names, on_driver) for on_driver in (False, True))
         tried = sum(c.kernel == kernel for c in examined)
-        yield f"| `{kernel}` | {problems}, {tiles} | {tried} | {here} | {noticed(kernel)} | {driven} | {hardware(kernel)} |"
+        rows.append((f"`{kernel}`", f"{problems}, {tiles}", tried, here, noticed(kernel), driven, hardware(kernel)))
+    return markdown(("kernel", *shown), rows)
 
 
 def noticed(kernel: str) -> str:
@@ -153,8 +153,8 @@ def noticed(kernel: str) -> str:
     return f"{len(witnessed(rows))} of {len(rows)}" if rows else "none used"
 
 
-def instructions() -> Iterator[str]:
-    """Yields each instruction of our kernels with its witnesses."""
+def instructions() -> str:
+    """Returns each instruction of our kernels with its witnesses."""
     by_witness: dict[str, list[str]] = {}
     for form, row in record().items():
         kind, _, name = row["witness"].partition(": ")
@@ -163,17 +163,13 @@ def instructions() -> Iterator[str]:
         else:
             what = f"Triton's `{name}`" if kind == "triton" and name != "all" else WITNESSES[kind if kind != "triton" else name]
         by_witness.setdefault(what, []).append(f"`{form}`")
-    yield "| witness | instructions |"
-    yield "| --- | --- |"
-    for what, forms in sorted(by_witness.items(), key=lambda item: (item[0] in (WITNESSES[""], WITNESSES[HINT]), item[0])):
-        yield f"| {what} | {', '.join(forms)} |"
+    rows = [(what, ", ".join(forms)) for what, forms in by_witness.items()]
+    return markdown(("witness", "instructions"), sorted(rows, key=lambda r: (r[0] in (WITNESSES[""], WITNESSES[HINT]), r[0])))
 
 
-def paths(files: list[Seen]) -> Iterator[str]:
-    yield "| path | without a driver | emulated driver | hardware |"
-    yield "| --- | --- | --- | --- |"
-    for path, names in PATHS.items():
-        yield f"| {path} | {taking(files, names, False)} | {taking(files, names, True)} | {hardware()} |"
+def paths(files: list[Seen]) -> str:
+    rows = [(path, *(taking(files, names, driven) for driven in (False, True)), hardware()) for path, names in PATHS.items()]
+    return markdown(("path", "without a driver", "emulated driver", "hardware"), rows)
 
 
 def compiled() -> str:
@@ -190,7 +186,7 @@ def compiled() -> str:
 def main() -> None:
     files = [seen(path) for path in TESTS]
     tables = {"Families of kernels": families(files), "Instructions": instructions(), "Paths": paths(files)}
-    text = [line for title, table in tables.items() for line in (f"### {title}", "", *table, "")]
+    text = [line for title, table in tables.items() for line in (f"### {title}", "", table, "")]
     print("\n".join([*text, compiled()]))
 
 

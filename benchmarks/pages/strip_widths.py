@@ -14,6 +14,7 @@ from benchmarks.bench_plan import markdown
 from benchmarks.cycles import STRIPS, VECTORS
 from cuda_kernels.device import NAMED, Device
 from tactics.families.strips.geometry import tile_reason
+from tactics.planner.grouping import grouped
 from tactics.problems.problem import ConvProblem
 from tactics.tactic import Tactic, Tile
 
@@ -32,11 +33,8 @@ def widest(kernel: str, tile: Tile, device: Device, channels: int, taps: int) ->
 
 def columns() -> dict[str, Device]:
     """Returns title -> a device with that size of shared memory."""
-    found: dict[int, list[Device]] = {}
-    for device in NAMED.values():
-        found.setdefault(device.smem_per_block, []).append(device)
-    names = {size: ", ".join(dict.fromkeys(d.sm for d in of)) for size, of in sorted(found.items())}
-    return {f"{names[size]} ({size >> 10} KiB)": of[0] for size, of in sorted(found.items())}
+    found = sorted(grouped((device.smem_per_block, device) for device in NAMED.values()).items())
+    return {f"{', '.join(dict.fromkeys(d.sm for d in of))} ({size >> 10} KiB)": of[0] for size, of in found}
 
 
 @click.command(help=__doc__)

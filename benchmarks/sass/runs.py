@@ -21,7 +21,7 @@ from tactics.format import Format, from_memory, num_bytes, to_memory
 from tactics.launches import launches, pack_weights
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
-from tactics.sampling.trial import bind, scratch_for
+from tactics.sampling.trial import Addresses, bind, scratch_for
 from tactics.step import Launch
 from tactics.tactic import Tactic
 from tests.independent.cuda_programs import Device, aligned, cudart
@@ -114,7 +114,7 @@ def _ours(kernel: Kernel, data: Operands, options: Options, sm: str) -> Ran:
     if not isinstance(step, Launch):
         raise TypeError(f"{kernel} is no launch")
     made = compile_kernel(step.kernel, dict(step.values), virtual(sm))
-    params = bind(gpu, step.args, [x], y, places, scratch_for(gpu, (step,)))
+    params = bind(gpu, step.args, Addresses([x], y, places, scratch_for(gpu, (step,))))
     gpu.launch(gpu.load(made), step.grid, step.block, step.smem, params)
     answer = from_memory(gpu.read(y, num_bytes(HWC8, p.out_shape)).view(np.float16), HWC8, p.out_shape)
     return Ran(made.ptx, step.kernel, step.block[0], step.smem, gpu.stats[0], answer[0].reshape(CHANNELS, -1).T)

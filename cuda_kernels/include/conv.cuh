@@ -28,6 +28,7 @@
 //         blockIdx.z is then the image
 //   NORM  1: x is (x - mean) / sqrt(variance + epsilon), both of a pixel's channels, of such a kernel of one group
 //         (include/prologue.cuh)
+//   BORDER   1: the taps outside of the image read `border`, not zeros; of vectors alone
 //   OUT_F32   1: y is FP32, with OUT_LINEAR and no padded channels; a residual is FP16 all the same
 //   X_BYTES   x and the weights are whole numbers of 8 bits: 1 x int8, 2 uint8; the sums are integers. All that moves operands
 //         takes two channels for one of FP16: x's strides, c8 and k_tiles count pairs. x is vectors, with no prologue, no groups
@@ -63,6 +64,9 @@
 #endif
 #ifndef NORM
 #define NORM 0
+#endif
+#ifndef BORDER
+#define BORDER 0
 #endif
 constexpr int THREADS = 32 * WARPS_M * WARPS_N;
 constexpr int WM = BM / WARPS_M, WN = BN / WARPS_N;  // a warp's tile
@@ -126,6 +130,9 @@ struct ConvParams {
 #if NORM
   const float* sums;          // [16 * m16]: of each row of the weights
   float per_channel, epsilon; // 1 / c
+#endif
+#if BORDER
+  const uint4* border;  // one, of the number outside of the image
 #endif
 #if WGMMA
   TensorMap map;   // of x

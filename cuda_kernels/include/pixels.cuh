@@ -51,8 +51,8 @@ struct PixelLoader {
     r += r_step + next_row;
   }
 
-  // Copy `i` of the next stage, in order. Nothing is copied unless `wanted`; outside of the image zeros are, and the address is
-  // not read.
+  // Copy `i` of the next stage, in order. Nothing is copied unless `wanted`; outside of the image zeros are, or the border, and
+  // the address is not read.
   __device__ __forceinline__ void piece(const ConvParams& p, u32 smem, bool wanted, int i) {
     if (i == 0) {
       const int c = c8 * 8;
@@ -61,7 +61,12 @@ struct PixelLoader {
       need = 1u << min(r, 15) | 0x10000u << s;  // past the end of K: bit 15 is never set
     }
     const u32 to = smem + swizzled<CHUNKS>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+#if BORDER
+    const void* x = element_at(from, row_offset[i]);
+    cp_async_16_if(wanted, to + i * THREADS * 16, (need & ~row_taps[i]) == 0 ? x : p.border, 16);
+#else
     cp_async_16_if(wanted, to + i * THREADS * 16, element_at(from, row_offset[i]), (need & ~row_taps[i]) == 0 ? 16 : 0);
+#endif
     if (i == OWN - 1) advance(p);
   }
 

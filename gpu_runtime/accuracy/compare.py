@@ -25,11 +25,11 @@ from gpu_runtime.accuracy.metrics import Judge, Metric, judge
 from gpu_runtime.benchmark.inputs import random_inputs
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import bounded
-from gpu_runtime.frontend import quantized
-from gpu_runtime.frontend.check import check_graph, check_values
-from gpu_runtime.frontend.load import load_whole, named
-from gpu_runtime.frontend.source import ModelLike, Source, sha256_of, source_of
-from gpu_runtime.frontend.weights import prune_weights
+from gpu_runtime.frontend.files import quantized
+from gpu_runtime.frontend.files.check import check_graph, check_values
+from gpu_runtime.frontend.files.load import load_whole, named
+from gpu_runtime.frontend.files.source import ModelLike, Source, sha256_of, source_of
+from gpu_runtime.frontend.files.weights import prune_weights
 from gpu_runtime.network import FP16_NORMAL
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
 from gpu_runtime.runtime.context import Context
@@ -219,8 +219,7 @@ class _Tensors:
     def of(cls, models: _Models, engine: Engine) -> _Tensors:
         """Returns the tensors of an engine's layers; reformats and layers without outputs have none."""
         outer = {inner_name(o.name): o.name for o in engine.plan.outputs}
-        layers = engine.plan.layers
-        written = {x.op_name: x.op_output for x in layers if x.outputs and x.type != "reformat"}
+        written = {x.op_name: x.op_output for x in engine.plan.layers if x.outputs and x.type != "reformat"}
         shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
         exponents = engine.plan.range.exponents if engine.plan.range else {}
         return cls(written, shared, {layer: 2.0 ** -exponents.get(t, 0) for layer, t in written.items()})

@@ -7,8 +7,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from gpu_runtime.frontend.check import inferred
-from gpu_runtime.frontend.load import copied
+from gpu_runtime.frontend.files.check import inferred
+from gpu_runtime.frontend.files.load import copied
 
 ROOM = 2.0**14  # tensors with larger values are scaled down before rounding to FP16, as an engine stores them
 

@@ -23,6 +23,7 @@ from gpu_runtime.runtime.plan_record import Bound, Container, Layer, Memory, Sec
 from tactics.format import DTYPES, Format, Key, Strides, canonical, num_bytes, strides
 from tactics.launches import launches, pack_weights
 from tactics.planner import plan
+from tactics.planner.grouping import grouped
 from tactics.problems.problem import AnyProblem, ReformatProblem
 from tactics.problems.protocol import Problem
 from tactics.tactic import Tactic
@@ -74,7 +75,7 @@ def assemble(table: Table, chosen: plan.Plan) -> tuple[Assembled, np.ndarray]:
     described = tuple(_describe(table, layer, offsets, home) for layer in layers)
     at = {b.name: (placement.offsets[b.name], b.nbytes) for b in blocks if b.name in (WORKSPACE, COUNTERS)}
     inputs, outputs = (
-        tuple(_edge(t, table.io[t.name], offsets) for t in edges) for edges in (table.network.inputs, table.network.outputs)
+        tuple(_edge(table, t, offsets) for t in edges) for edges in (table.network.inputs, table.network.outputs)
     )
     zeros = (at[COUNTERS],) if COUNTERS in at else ()
     used = Memory(placement.total_bytes, placement.largest_live_bytes, at.get(WORKSPACE), zeros)
@@ -125,13 +126,11 @@ def _weights(layers: list[_Layer]) -> tuple[dict[str, np.ndarray], dict[str, str
 def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
     """Orders the ops of the plan, inputs first, each reformat just before its first reader."""
     network = table.network
-    ops = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
+    ops = [op for op in network.ops if chosen.entry_of(op.name, op.when)]
     images = {op.output: op.images for op in ops if op.images}
     hops = {Place(t, dst): src for t, src, dst in chosen.reformats}
     edges = {t.name for t in network.inputs}
-    ready: dict[Place, tuple[str, Format]] = {
-        Place(t, Key(canonical(table.io[t], network.tensors[t]))): (t, table.io[t]) for t in edges
-    }
+    ready = {_at_edge(table, t): (t.name, table.io[t.name]) for t in network.inputs}
     layers: list[_Layer] = []
 
     def called(place: Place, fmt: Format, otherwise: str) -> str:
@@ -165,7 +164,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
         return name
 
     outside = {t.name for t in network.outputs}
-    for op in _runnable(ops, edges):
+    for op in runnable(ops, edges):
         entry = chosen.entries[op.name]
         tactic, in_fmts, out_fmt = _formats(table, op, entry)
         ins = []
@@ -177,8 +176,7 @@ def _order(table: Table, chosen: plan.Plan) -> list[_Layer]:
         layers.append(_Layer(op.name, op, op.problem, tactic, ins, (place, name, out_fmt), entry.us, images=op.images))
         ready[place] = (name, out_fmt)
     for i, t in enumerate(network.outputs):
-        place = Place(t.name, Key(canonical(table.io[t.name], t.shape4)))
-        provide(place, table.io[t.name], f"Output Tensor {i} {t.name}")
+        provide(_at_edge(table, t), table.io[t.name], f"Output Tensor {i} {t.name}")
     return layers
 
 
@@ -190,13 +188,10 @@ def _formats(table: Table, op: Op, entry: plan.Entry) -> tuple[Tactic | None, tu
     return entry.tactic, entry.tactic.ins, entry.tactic.out
 
 
-def _runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
+def runnable(ops: list[Op], made: set[str]) -> Iterator[Op]:
     """Yields the ops in an order in which they can run after `made`: always the first op that can run."""
     waits = [len(set(op.inputs) - made) for op in ops]
-    readers: dict[str, list[int]] = {}
-    for i, op in enumerate(ops):
-        for t in set(op.inputs) - made:
-            readers.setdefault(t, []).append(i)
+    readers = grouped((t, i) for i, op in enumerate(ops) for t in set(op.inputs) - made)
     able = [i for i, n in enumerate(waits) if not n]
     while able:
         op = ops[heapq.heappop(able)]
@@ -229,14 +224,13 @@ def _place(
         size[place] = num_bytes(format_of(table, place.tensor, place.key), network.tensors[place.tensor])
 
     for t in network.inputs:
-        place = Place(t.name, Key(canonical(table.io[t.name], t.shape4)))
-        touch(place, 0)
-        touch(place, end)
+        touch(_at_edge(table, t), 0)
+        touch(_at_edge(table, t), end)
     for i, layer in enumerate(layers, 1):
         for place, _, _ in (*layer.ins, layer.out):
             touch(place, i)
     for t in network.outputs:
-        touch(Place(t.name, Key(canonical(table.io[t.name], t.shape4))), end)
+        touch(_at_edge(table, t), end)
     blocks = [memory.Block(_name(p), size[p], first[p], last[p]) for p in first]
     launching = [(i, x.problem, x.tactic) for i, x in enumerate(layers, 1) if x.problem is not None and x.tactic]
     scratch = [(i, s) for i, problem, tactic in launching for s in launches(problem, tactic) if s.workspace]
@@ -284,7 +278,7 @@ def _offsets(table: Table, layers: list[_Layer], home: Home, alias: Alias, own: 
             else:
                 root, c = home[inner]
                 fmt, _, s = _whole(table, root)
-                at += ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * DTYPES[fmt.dtype].itemsize
+                at += s.channel(c) * DTYPES[fmt.dtype].itemsize
             found[_name(inner)] = at
     return dict(own) | found
 
@@ -293,9 +287,13 @@ def _name(place: Place) -> str:
     return f"{place.tensor}@{place.key}"
 
 
-def _edge(info: TensorInfo, fmt: Format, offsets: Mapping[str, int]) -> Bound:
-    place = Place(info.name, Key(canonical(fmt, info.shape4)))
-    return Bound(info.name, tuple(info.shape), info.shape4, fmt, offsets[_name(place)])
+def _at_edge(table: Table, info: TensorInfo) -> Place:
+    """Returns the place of a network input or output as the caller gives or gets it."""
+    return Place(info.name, Key(canonical(table.io[info.name], info.shape4)))
+
+
+def _edge(table: Table, info: TensorInfo, offsets: Mapping[str, int]) -> Bound:
+    return Bound(info.name, tuple(info.shape), info.shape4, table.io[info.name], offsets[_name(_at_edge(table, info))])
 
 
 def _describe(table: Table, layer: _Layer, offsets: Mapping[str, int], home: Home) -> Layer:

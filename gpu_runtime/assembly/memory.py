@@ -50,10 +50,7 @@ def place(tensors: Sequence[Block], align: int = 256) -> Placement:
         raise ValueError(f"block names must differ: {sorted(b.name for b in tensors)}")
     blocks = [Block(b.name, -(-b.nbytes // align) * align, b.first, b.last) for b in tensors]
     bound = max(_live(blocks, sorted({b.first for b in blocks})), default=0)
-    if _pairs(blocks) > MANY_PAIRS:
-        offsets, total = _in_time(blocks)
-        return Placement({b.name: offsets[i] for i, b in enumerate(blocks)}, total, bound)
-    offsets, total = _repaired(blocks, bound)
+    offsets, total = _in_time(blocks) if _pairs(blocks) > MANY_PAIRS else _repaired(blocks, bound)
     return Placement({b.name: offsets[i] for i, b in enumerate(blocks)}, total, bound)
 
 

@@ -234,8 +234,7 @@ def measure(
     try:
         bench.prepare()
         begins()
-        trace = bench.measure()
-        return bench.result(trace)
+        return bench.result(bench.measure())
     except (Stuck, KeyboardInterrupt):
         LEFT_BEHIND.append(bench)
         raise

@@ -27,7 +27,7 @@ from gpu_runtime.engine import Engine, join, seal
 from gpu_runtime.errors import ModelError
 from gpu_runtime.explain import log, reasons, what_if
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.source import Examples, ModelLike, Source, sha256_of, source_of
+from gpu_runtime.frontend.files.source import Examples, ModelLike, Source, sha256_of, source_of
 from gpu_runtime.network import Network
 from gpu_runtime.planning import io_formats
 from gpu_runtime.planning.alternatives import alternatives

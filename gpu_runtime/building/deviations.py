@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpu_runtime.assembly.assemble import runnable
 from gpu_runtime.network import FP16_MAX, FP16_NORMAL, Network, Op
 from gpu_runtime.planning.tables import Table
 from gpu_runtime.precision import execution
@@ -72,7 +73,8 @@ class Deviations:
 def compare(table: Table, chosen: plan.Plan, feeds: Mapping[str, np.ndarray], got: Mapping[str, np.ndarray]) -> Deviations:
     """Compares a plan's results with FP32. `feeds`: inputs of the network by name; `got`: the plan's outputs by layer, NCHW."""
     network = table.network
-    ops = _in_order(network, chosen)
+    taken = [op for op in network.ops if chosen.entry_of(op.name, op.when)]
+    ops = [*runnable(taken, {t.name for t in network.inputs})]
     errors = _errors(network, ops, feeds, got)
     ends = tuple(t.name for t in network.outputs)
     far = tuple(t for t, e in errors.items() if e.is_far and (t in ends or math.isinf(e.relative)))
@@ -86,24 +88,6 @@ def compare(table: Table, chosen: plan.Plan, feeds: Mapping[str, np.ndarray], go
         if math.isfinite(before) and e.relative > JUMP * max(before, e.own):
             causes.append((op.output, _sentence(op, e, before)))
     return Deviations(errors, far, tuple(causes), ends)
-
-
-def _in_order(network: Network, chosen: plan.Plan) -> list[Op]:
-    """Returns the ops of the plan, each behind the producers of its inputs."""
-    todo = [op for op in network.ops if op.name in chosen.entries and plan.holds(op.when, chosen.options)]
-    ready, ordered = {t.name for t in network.inputs}, []
-    while todo:
-        wait = []
-        for op in todo:
-            if ready.issuperset(op.inputs):
-                ordered.append(op)
-                ready.add(op.output)
-            else:
-                wait.append(op)
-        if len(wait) == len(todo):
-            raise ValueError(f"the plan has a cycle among {', '.join(op.name for op in wait[:4])}")
-        todo = wait
-    return ordered
 
 
 def _sentence(op: Op, e: Error, before: float) -> str:

@@ -32,13 +32,11 @@ def fit(
     network, found = ranges.fit(plain, calibration, smaller, loaded.maskable, known)
     progress(Progress("range", found.source))
     if not found.seen:
-        text = f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else a run shows overflow"
-        warn(text)
+        warn(f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else a run shows overflow")
     if found.stuck:
         reached = dict(found.high)
         reaching = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
-        text = f"{network.name}: on {found.source}, {reaching}: FP16's maximum is {ranges.FP16_MAX:g}"
-        warn(text)
+        warn(f"{network.name}: on {found.source}, {reaching}: FP16's maximum is {ranges.FP16_MAX:g}")
     network, kept, beyond = rules.keep(network, precisions)
     found = replace(found, single=(*found.single, *kept.items()))
     for text in beyond[:1]:
@@ -58,6 +56,5 @@ def ends_of(
     ends = io_formats.resolve(inputs, network.inputs, "input") | io_formats.resolve(outputs, network.outputs, "output")
     for t in network.outputs:
         if network.type(t.name).fixed and network.is_fp32(t.name) and any(f.dtype == "fp16" for f in ends[t.name]):
-            text = f"{network.name}: {dict(reached.single)[t.name]}: request this output as fp32"
-            warn(text)
+            warn(f"{network.name}: {dict(reached.single)[t.name]}: request this output as fp32")
     return ends

@@ -29,7 +29,7 @@ from gpu_runtime.progress import Progress, compiling, warn
 from gpu_runtime.runtime.findings import Apart, Replaced
 from tactics.kernels import KERNELS
 from tactics.measure.timing import Around, Time, Timer, is_emulated
-from tactics.planner.graph import Entry, holds, to_ps
+from tactics.planner.graph import Entry, to_ps
 from tactics.planner.plan import solve
 from tactics.sampling import faults
 
@@ -133,8 +133,7 @@ def settle(planned: PlannedNetwork, planner: Planner) -> PlannedNetwork:
     except Exception as e:
         if not (fault := faults.of_error(e)).passing:
             raise
-        name = planned.table.network.name
-        warn(f"{name} was not run as a whole to the end: {fault.text}")
+        warn(f"{planned.table.network.name} was not run as a whole to the end: {fault.text}")
     finally:
         search.best.close()
     found = search.best.planned
@@ -229,8 +228,8 @@ def _rivals(planned: PlannedNetwork) -> list[tuple[str, Entry]]:
     table, chosen = planned.table, planned.chosen
     found: list[tuple[float, str, Entry]] = []
     for op, times in zip(table.network.ops, table.times, strict=True):
-        entry = chosen.entries.get(op.name)
-        if entry is None or entry.tactic is None or not holds(op.when, chosen.options):
+        entry = chosen.entry_of(op.name, op.when)
+        if entry is None or entry.tactic is None:
             continue
         mine, at, own = times[entry.tactic], addresses(op.problem, entry.tactic), KERNELS[entry.tactic.kernel]
         most = mine.us * (1 + max(CLOSE, 2 * _spread(mine)))

@@ -9,8 +9,8 @@ from typing import BinaryIO
 import numpy as np
 
 from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.files.source import Source, stem_of
 from gpu_runtime.frontend.queries import name_of, shape_of
-from gpu_runtime.frontend.source import Source, stem_of
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
 from gpu_runtime.network import Network

@@ -25,8 +25,7 @@ from gpu_runtime.runtime.plan_record import EngineRecord, Flags, Model, PlanReco
 from gpu_runtime.runtime.sizes import batch_of
 from gpu_runtime.text import clipped
 from tactics.format import is_bytes
-from tactics.planner.plan import Plan, holds
-from tactics.problems.protocol import Feature
+from tactics.planner.plan import Plan
 
 
 def explain(
@@ -124,19 +123,13 @@ def plan_record(
 def precisions(table: tables.Table, chosen: Plan) -> dict[str, str]:
     """Returns layer with weights -> why it is in FP16, or "" if it is in INT8; {} for a network without quantised tensors."""
     network, found = table.network, {}
-    if not any(of.whole for of in network.types.values()):
+    if not any(of.whole for of in network.types.values()) and not integers.offered(network):
         return {}
-    offered = {group for group, _ in network.groups}
     for op in network.ops:
-        entry = chosen.entries.get(op.name)
-        if not op.layer or entry is None or entry.tactic is None or not holds(op.when, chosen.options):
+        entry = chosen.entry_of(op.name, op.when)
+        if not op.layer or entry is None or entry.tactic is None:
             continue
-        if is_bytes(entry.tactic.ins[0]):
-            found[op.layer] = ""
-        elif integers.group_of(op.layer) in offered or Feature.MULTIPLIED in op.problem.needs:
-            found[op.layer] = "the plan is faster with it in FP16"
-        else:
-            found[op.layer] = integers.reason_against(network, op)
+        found[op.layer] = "" if is_bytes(entry.tactic.ins[0]) else integers.reason_against(network, op)
     return found
 
 

@@ -20,6 +20,7 @@ from gpu_runtime.benchmark.records import Settings
 from gpu_runtime.commands import options
 from gpu_runtime.commands.console import say
 from gpu_runtime.commands.options import flag, typed
+from tactics.planner.grouping import grouped
 
 if TYPE_CHECKING:
     from cuda_kernels.device import Device
@@ -326,9 +327,7 @@ class TrtexecCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Prints the ignored options, in one line for each reason, then runs the command."""
-        reasons: dict[str, list[str]] = {}
-        for name, text in ctx.meta.get(SEEN, ()):
-            reasons.setdefault(BY_NAME[name].sentence, []).append(text)
+        reasons = grouped((BY_NAME[name].sentence, text) for name, text in ctx.meta.get(SEEN, ()))
         if repeated := ctx.meta[REPEATED]:
             reasons["each is given more than once"] = [f"all but the last {option}" for option in repeated]
         for sentence, texts in reasons.items():

@@ -77,15 +77,11 @@ def sources(problem: Problem, at: np.ndarray) -> np.ndarray | None:
 def fitted(index: np.ndarray) -> tuple[int, tuple[int, int, int, int]] | None:
     """Returns (start, steps) of a four-dimensional index array that equals start + the sum of index * step; else None."""
     start = int(index[0, 0, 0, 0])
-    steps = [0, 0, 0, 0]
-    for axis in range(4):
-        if index.shape[axis] > 1:
-            at = [0, 0, 0, 0]
-            at[axis] = 1
-            steps[axis] = int(index[tuple(at)]) - start
+    seconds = (np.moveaxis(index, axis, 0)[:2, 0, 0, 0] for axis in range(4))  # of an axis of one element the first again
+    steps = [int(elements[-1]) - start for elements in seconds]
     last = start + sum((d - 1) * s for d, s in zip(index.shape, steps, strict=True))
     if min(steps) < 0 or index[-1, -1, -1, -1] != last:  # most misfits show here at once
         return None
-    n, c, h, w = (np.arange(d) * s for d, s in zip(index.shape, steps, strict=True))
-    line = start + n[:, None, None, None] + c[:, None, None] + h[:, None] + w
+    n, c, h, w = np.ix_(*(np.arange(d) * s for d, s in zip(index.shape, steps, strict=True)))
+    line = start + n + c + h + w
     return (start, (steps[0], steps[1], steps[2], steps[3])) if np.array_equal(line, index) else None

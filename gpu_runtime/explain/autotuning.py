@@ -16,7 +16,7 @@ from gpu_runtime.text import printable
 from tactics.candidates import rejected
 from tactics.format import LAYOUTS, TRT_TYPES, Format, strides
 from tactics.planner import plan
-from tactics.tactic import Tactic
+from tactics.planner.grouping import grouped
 
 STARS, DASHES, ARROWS = "*" * 15, "-" * 15, ">" * 15
 
@@ -45,8 +45,7 @@ def _skipped(table: Table, op: Op, failures: Mapping[tuple[str, str], str]) -> I
 
 def _choice(op: Op, chosen: plan.Plan) -> Iterator[str]:
     """Yields the line with the tactic that the plan runs for an op, or that the plan does without the op."""
-    if plan.holds(op.when, chosen.options) and op.name in chosen.entries:
-        entry = chosen.entries[op.name]
+    if entry := chosen.entry_of(op.name, op.when):
         runner = entry.tactic.runner if entry.tactic else entry.name
         yield f"{ARROWS} Chose Runner Type: {runner} Tactic: {tactic_value(entry.name)}"
     else:
@@ -58,12 +57,8 @@ def _timings(op: Op, times: Times, mark: str) -> Iterator[str]:
     before each time, "~" for predictions.
     """
     name = printable(op.name)
-    combinations: dict[tuple[Format, ...], list[Tactic]] = {}
-    for tactic in times:
-        combinations.setdefault((*tactic.ins, tactic.out), []).append(tactic)
-    for formats, tactics in combinations.items():
-        shapes = (*op.problem.in_shapes, op.problem.out_shape)
-        *ins, out = (_described(f, s) for f, s in zip(formats, shapes, strict=True))
+    for formats, tactics in grouped(((*t.ins, t.out), t) for t in times).items():
+        *ins, out = (_described(f, s) for f, s in zip(formats, op.problem.all_shapes, strict=True))
         yield f"{STARS} Autotuning format combination: {', '.join(ins)} -> {out} {STARS}"
         for kernel in dict.fromkeys(t.kernel for t in tactics):
             every = sorted((t for t in tactics if t.kernel == kernel), key=lambda t: (times[t].us, t.name))

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from gpu_runtime.explain.figures import RESOURCES, tactic_text, us_text
 from gpu_runtime.runtime.plan_record import EngineRecord, Timing
 from gpu_runtime.text import printable, table, wrap
+from tactics.planner.grouping import grouped
 from tactics.roofline import least_us
 
 FAR, LONG_US = 5.0, 10.0  # time / floor, and microseconds: a launch above both is a defect of kernels or plan
@@ -102,10 +103,7 @@ def by_kind(found: Sequence[Gap]) -> dict[str, list[Gap]]:
 
 def _grouped(found: Sequence[Gap], key: Callable[[Gap], Of]) -> dict[Of, list[Gap]]:
     """Returns key -> its launches; the groups that are farthest above their floors in total come first."""
-    groups: dict[Of, list[Gap]] = {}
-    for g in found:
-        groups.setdefault(key(g), []).append(g)
-    return dict(sorted(groups.items(), key=lambda item: -sum(g.above_us for g in item[1])))
+    return dict(sorted(grouped((key(g), g) for g in found).items(), key=lambda item: -sum(g.above_us for g in item[1])))
 
 
 def data(record: EngineRecord) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from gpu_runtime.explain.figures import ms_of, sureness, surenesses, tactic_valu
 from gpu_runtime.explain.wording import sentence
 from gpu_runtime.runtime.findings import Floor, KernelTime, LibraryKernel, OtherChoice, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace, Timing
-from gpu_runtime.text import printable
+from gpu_runtime.text import printable, unused_name
 from tactics import codec
 from tactics.format import LAYOUTS, TRT_NAMES, TRT_TYPES, is_bytes, strides, wording
 from tactics.problems.library_problem import LibraryProblem
@@ -416,17 +416,10 @@ def _clean(name: str) -> str:
 
 def _layer_names(plan: PlanRecord) -> list[str]:
     """Returns a drawable, unique name for each layer; layer information and profile use the same names."""
-    names: list[str] = []
-    seen: set[str] = set()
+    names: dict[str, None] = {}
     for layer in plan.layers:
-        base = name = _clean(layer.name)
-        number = 1
-        while name in seen:
-            number += 1
-            name = f"{base}_{number}"
-        seen.add(name)
-        names.append(name)
-    return names
+        names[unused_name(_clean(layer.name), names)] = None
+    return list(names)
 
 
 def trt_profile_text(records: Sequence[Mapping[str, Any]]) -> str:

@@ -80,8 +80,7 @@ class Known:
         """
         own = self.own or self.chosen
         for op, times in alternatives:
-            entry = own.entries.get(op.name)
-            if entry and entry.tactic and plan.holds(op.when, own.options):
+            if (entry := own.entry_of(op.name, op.when)) and entry.tactic:
                 return op, (entry.tactic, times[entry.tactic])
         return None
 
@@ -109,7 +108,7 @@ def sparsity(known: Known, all_dense_us: float | None = None) -> SparsityRecord:
     without sparse kernels; None: the time in `known.others.rivals`.
     """
     table, chosen = known.table, known.chosen
-    ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
+    ops = [op for op in table.network.ops if op.layer and chosen.entry_of(op.name, op.when)]
     timed = alternatives(table, ops)
     rows = tuple(_row(known, op, timed[op.layer]) for op in ops)
     found = SparsityRecord(
@@ -177,7 +176,7 @@ def _row(known: Known, op: Op, alternatives: list[Timed]) -> SparsityRow:
     if entry.sparse:
         loses = known.forced and row.other_cost_us is not None and row.other_cost_us < to_us(entry.premium_ps)
         return replace(row, verdict="sparse", why=Reason("forced" if loses else "picked", form))
-    return replace(row, why=Reason(_why_dense(row, sparse[1], dense[1], known.measured, table.risk), form))
+    return replace(row, why=Reason(_why_dense(row, sparse[1], dense[1], known.measured, table.how.risk), form))
 
 
 def _library(op: Op, device: Device) -> LibraryKernel | None:

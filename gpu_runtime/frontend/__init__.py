@@ -4,11 +4,10 @@ Enters: an ONNX file, sizes of its open dimensions, whether weights are to be pr
 
 Leaves: `importer.Imported`: an onnx-ir graph that was checked, converted to one opset, folded and respelled.
 
-source: the forms in which a model may be given; load, check: read a file and find its faults; weights: stored weights, their
-2:4 pattern and pruning; control_flow: replaces If and Loop by the nodes that run; convert: converts to one opset; normalize:
-respells operators, so that each has one form; constants: folds constants; channels_first: turns products into convolutions;
-split_attention: simplifies a softmax of two; quantized, whole_numbers: quantised tensors as whole numbers; clean: runs these on
-a checked model; importer: runs all in order; queries: questions about a graph; summaries: a model in words.
+files: reads and checks a model, and converts it to one opset; control_flow: replaces If and Loop by the nodes that run;
+normalize: respells operators, so that each has one form; constants: folds constants; channels_first: turns products into
+convolutions; split_attention: simplifies a softmax of two; travel, whole_numbers: quantised tensors as whole numbers; clean:
+runs these on a checked model; importer: runs all in order; queries: questions about a graph; summaries: a model in words.
 """
 
 import sys

@@ -12,10 +12,10 @@ import onnx_ir as ir
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import channels_first, constants, normalize, split_attention, whole_numbers
-from gpu_runtime.frontend.check import LARGEST_TENSOR, unusable_size
-from gpu_runtime.frontend.load import MOST_DIMS, first_line
+from gpu_runtime.frontend.files.check import LARGEST_TENSOR, unusable_size
+from gpu_runtime.frontend.files.load import MOST_DIMS, first_line
+from gpu_runtime.frontend.files.weights import name_nodes
 from gpu_runtime.frontend.queries import attribute, is_read, is_static, name_of, operand, operands, shape_of
-from gpu_runtime.frontend.weights import name_nodes
 
 FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 

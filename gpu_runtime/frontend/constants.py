@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnx import helper, shape_inference
 
-from gpu_runtime.frontend.convert import OPSET
+from gpu_runtime.frontend.files.convert import OPSET
 from gpu_runtime.frontend.normalize import MOST_FOLDED, stored
 from gpu_runtime.frontend.queries import constant, is_read, name_of, operands
 

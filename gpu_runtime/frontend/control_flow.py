@@ -10,9 +10,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.check import FLOATS, SIZES, inferred_types, sizes_of
 from gpu_runtime.frontend.constants import evaluated
-from gpu_runtime.frontend.load import MOST_NODES, SMALL_BYTES, is_control, opset_version, title, to_array
+from gpu_runtime.frontend.files.check import FLOATS, SIZES, inferred_types, sizes_of
+from gpu_runtime.frontend.files.load import MOST_NODES, SMALL_BYTES, is_control, opset_version, put_nodes, title, to_array
 
 MOST_KNOWN = 1024  # elements of a tensor whose values are followed
 CURE = "export the model with fixed sizes and from torch.jit.trace, which leaves control flow out, or simplify it with onnxsim"
@@ -33,8 +33,7 @@ def flatten(proto: onnx.ModelProto) -> bool:
     for t in graph.initializer:
         walk.know(t.name, t)
     walk.run(graph.node, {}, "")
-    del graph.node[:]
-    graph.node.extend(walk.nodes)
+    put_nodes(graph, walk.nodes)
     return True
 
 

@@ -23,23 +23,22 @@ from onnx import TensorProto
 
 from cuda_kernels import files
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import control_flow, quantized
-from gpu_runtime.frontend.check import (
-    FLOATS,
-    LARGEST_TENSOR,
-    check_graph,
-    check_ops,
-    check_schema,
-    check_sizes,
-    check_values,
-    offender,
-    readers_of,
-)
+from gpu_runtime.frontend import control_flow
 from gpu_runtime.frontend.clean import clean
-from gpu_runtime.frontend.convert import convert, spell_out_group_norms, spell_out_padding
-from gpu_runtime.frontend.load import MOST_DIMS, drop_texts, load_whole, named, read_by, set_aside, stored_tensors, type_name
-from gpu_runtime.frontend.source import Source, stem_of
-from gpu_runtime.frontend.weights import name_layers, prune_weights, stored_by_layer
+from gpu_runtime.frontend.files import check, quantized
+from gpu_runtime.frontend.files.convert import convert, spell_out_group_norms, spell_out_padding
+from gpu_runtime.frontend.files.load import (
+    MOST_DIMS,
+    drop_texts,
+    load_whole,
+    named,
+    read_by,
+    set_aside,
+    stored_tensors,
+    type_name,
+)
+from gpu_runtime.frontend.files.source import Source, stem_of
+from gpu_runtime.frontend.files.weights import name_layers, prune_weights, stored_by_layer
 from gpu_runtime.progress import warn
 from gpu_runtime.stored_pattern import Stored, together
 from gpu_runtime.text import several, suggest
@@ -132,8 +131,8 @@ def _loaded(
     """
     dtypes = _dtypes(proto.graph)
     axes = {v.name: _declared(v).open_axes for v in proto.graph.input}
-    stored, readers = stored_by_layer(proto.graph, pruned), readers_of(proto.graph)
-    maskable = frozenset(v.name for v in proto.graph.input if not offender(v.name, readers))
+    stored, readers = stored_by_layer(proto.graph, pruned), check.readers_of(proto.graph)
+    maskable = frozenset(v.name for v in proto.graph.input if not check.offender(v.name, readers))
     small, large = set_aside(proto)
     before = together(pruned.values())
     return Loaded(source, small, large, dtypes, tuple(pruned), not_pruned, before, stored, axes, maskable, names)
@@ -179,11 +178,11 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
     proto.CopyFrom(loaded.proto)
     _fix_inputs([v for v in proto.graph.input if v.name not in loaded.large], sizes)
     del proto.graph.value_info[:]
-    check_schema(proto)
+    check.check_schema(proto)
     spell_out_padding(proto.graph)
     if control_flow.flatten(proto):
         return _sized(_flat(loaded, proto), {})
-    check_sizes(proto)
+    check.check_sizes(proto)
     cleaned = clean(convert(proto), loaded.large)
     return Imported(cleaned, stem_of(loaded.source), loaded.dtypes, loaded.stored, loaded.maskable, loaded.onnx_names)
 
@@ -215,10 +214,10 @@ def _check(proto: onnx.ModelProto, from_file: bool) -> dict[str, str]:
 
     Raises ModelError. `from_file`: the model is a file, so cures may have commands that read it.
     """
-    check_graph(proto.graph)
+    check.check_graph(proto.graph)
     quantized.spell(proto)
-    check_ops(proto, OPERATORS, from_file)
-    check_values(proto.graph)
+    check.check_ops(proto, OPERATORS, from_file)
+    check.check_values(proto.graph)
     quantized.check(proto.graph)
     spell_out_group_norms(proto)
     names = name_layers(proto.graph)
@@ -251,7 +250,7 @@ def save(target: str | os.PathLike | BinaryIO, data: bytes) -> None:
 
 def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
     found: dict[str, str] = {}
-    types = FLOATS | {TensorProto.DataType.Value(name.upper()): name for name in EXACT}
+    types = check.FLOATS | {TensorProto.DataType.Value(name.upper()): name for name in EXACT}
     uncast = {name for node in graph.node if node.op_type not in READ_PIXELS for name in read_by(node)}
     uncast |= {v.name for v in graph.output}
     for kind, values in (("input", graph.input), ("output", graph.output)):
@@ -403,9 +402,9 @@ def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tu
             f"input {name!r}: the model declares {declared.text}, the shape given is {'x'.join(map(str, shape)) or 'none'}; "
             f"{declared.refusal(shape)}"
         )
-    if not (shape or declared.dims is not None) or min(shape, default=1) < 1 or math.prod(shape) > LARGEST_TENSOR:
+    if not (shape or declared.dims is not None) or min(shape, default=1) < 1 or math.prod(shape) > check.LARGEST_TENSOR:
         raise ModelError(
-            f"input {name!r}: expected sizes of at least 1 and {LARGEST_TENSOR} elements at most, "
+            f"input {name!r}: expected sizes of at least 1 and {check.LARGEST_TENSOR} elements at most, "
             f"got {'x'.join(map(str, shape)) or 'none'}"
         )
     return shape

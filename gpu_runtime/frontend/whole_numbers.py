@@ -4,6 +4,9 @@ QuantizeLinear(x, s, z) = saturate(round(x / s) + z). Its zero point subtracted,
 with low and high the bounds of its type: whole numbers, which FP32 and FP16 hold exactly. DequantizeLinear multiplies them by
 its scale. Operators between the two that only move or compare elements compute with the whole numbers.
 
+These have 9 bits where z is not 0. Where layers read them that can subtract z with their biases, they keep it, so that bytes
+hold them: Clip(Round(x / s + z), low, high).
+
 Example: s = 0.5, z = 3, uint8: x = 1.25 gives 2.5, then 2 (halves to even), within -3 to 252; ONNX stores 5. Dequantised: 1.
 """
 
@@ -14,26 +17,19 @@ import numpy as np
 import onnx_ir as ir
 
 from gpu_runtime.errors import ModelError
+from gpu_runtime.frontend.files.quantized import DEQUANTIZE, QUANTIZE, check_parameters
 from gpu_runtime.frontend.normalize import Steps, replace_by, stored
-from gpu_runtime.frontend.quantized import DEQUANTIZE, QUANTIZE, check_parameters
-from gpu_runtime.frontend.queries import attribute, constant, is_read, name_of, operand, operands, shape_of, single_reader
+from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of, single_reader
+from gpu_runtime.frontend.travel import BOUNDS, MOVES, travel
 
 SUBTRACTED = ", zero point subtracted"  # ends the name of a tensor in place of ONNX's
-BOUNDS = {ir.DataType.INT8: (-128, 127), ir.DataType.UINT8: (0, 255)}
-# Operators of 8-bit tensors that place or compare their elements, whatever the zero point.
-MOVES = frozenset(
-    """Concat DepthToSpace Expand Flatten Gather Identity MaxPool Pad ReduceMax ReduceMin Reshape Resize Slice SpaceToDepth
-    Split Squeeze Tile Transpose Unsqueeze""".split()
-)
-LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # a scale in front of one is a scale behind it
-ENLARGE = ("Expand", "Resize", "Tile")
-# Those that QuantizeLinear passes on its way up: they keep all elements, or the largest of their windows.
-KEEP = ("DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
+# Operators between DequantizeLinear and others that may read whole numbers with their zero point.
+ELEMENTWISE = ("Add", "HardSigmoid", "HardSwish", "LeakyRelu", "Mul", "PRelu", "Relu", "Sigmoid", "Sub")
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The zero point, FP64, a number or one for each channel, and the type of a tensor that is held as whole numbers."""
+    """The numbers subtracted, FP64, one or one for each channel, and the type of a tensor that is held as whole numbers."""
 
     zero: np.ndarray
     dtype: ir.DataType
@@ -45,9 +41,10 @@ Quantized = dict[ir.Value, Held]  # of a tensor that holds whole numbers in plac
 def respell(model: ir.Model) -> None:
     """Respells a graph of folded constants and inferred shapes in place. Raises ModelError."""
     relus, quantized = travel(model), Quantized()
+    kept = _kept(model)
     for node in list(model.graph):
         if node.op_type == QUANTIZE:
-            _quantize(model, node, quantized, relus)
+            _quantize(model, node, quantized, relus, node.outputs[0] in kept)
         elif node.op_type == DEQUANTIZE:
             _dequantize(model, node, quantized)
         elif node in relus and node.graph is not None:
@@ -80,20 +77,62 @@ def _parameters(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
     return along(scale), along(zero)
 
 
-def _quantize(model: ir.Model, node: ir.Node, quantized: Quantized, relus: Collection[ir.Node]) -> None:
+def _kept(model: ir.Model) -> set[ir.Value]:
+    """Returns the quantised tensors that keep their zero points: all or none of the tensors that operators place together."""
+    groups: dict[ir.Value, set[ir.Value]] = {}
+    for node in model.graph:
+        if node.op_type == QUANTIZE:
+            groups[node.outputs[0]] = {node.outputs[0]}
+        elif node.op_type != DEQUANTIZE and any(v in groups for v in operands(node)):
+            group = set(node.outputs).union(*(groups[v] for v in operands(node) if v in groups))
+            groups.update(dict.fromkeys(group, group))
+    return {v for v, group in groups.items() if _bytes_serve(group)}
+
+
+def _bytes_serve(group: Collection[ir.Value]) -> bool:
+    """Whether a layer reads these tensors, and all layers that do can subtract a zero point with their biases."""
+    uses = [use for v in group for use in v.uses()]
+    sources = [node for v in group if (node := v.producer()) is not None and node.op_type == QUANTIZE]
+    if not all(use.node.op_type in (*MOVES, DEQUANTIZE) for use in uses) or not all(map(_shifts, sources)):
+        return False
+    read = [use for of in uses if of.node.op_type == DEQUANTIZE for use in of.node.outputs[0].uses()]
+    layers = [use for use in read if use.node.op_type not in ELEMENTWISE]
+    return bool(layers) and all(_subtracts(use.node, use.idx) for use in layers)
+
+
+def _shifts(node: ir.Node) -> bool:
+    """Whether a QuantizeLinear has a zero point, and round(x / s + z) is round(x / s) + z: in FP32 for all x / s farther than
+    2^-17 from a half. Halves are rounded to even, so an odd z moves them; they are frequent where s has few digits.
+    """
+    scale, zero = _parameters(node)
+    few_digits = not (np.frexp(scale)[0] * 2**8 % 1).any()
+    return not zero.ndim and not scale.ndim and bool(zero) and not (few_digits and zero % 2)
+
+
+def _subtracts(node: ir.Node, i: int) -> bool:
+    """Whether a layer can subtract the products of its weights and the zero point of input i as a bias."""
+    if node.op_type == "Conv":
+        return i == 0 and attribute(node, "group", 1) == 1
+    return node.op_type in ("Gemm", "MatMul") and i == 0 and constant(node.inputs[1]) is not None
+
+
+def _quantize(model: ir.Model, node: ir.Node, quantized: Quantized, relus: Collection[ir.Node], kept: bool) -> None:
     (scale, zero), dtype = _parameters(node), node.outputs[0].dtype or ir.DataType.UINT8
     low, high = (np.asarray(bound - zero) for bound in BOUNDS[dtype])
     build, (y, low, high) = Steps(model, name_of(node)), _within(operand(node), scale, low, high)
     relu = single_reader(node.outputs[0])
     if relu in relus:
         low = np.maximum(low, 0)
+    shift = zero if kept else np.zeros(())
+    zero, low, high = zero - shift, low + shift, high + shift
     # A division by a constant is lowered as a product with its reciprocal, which a convolution in front takes into its weights.
     # The reciprocal is that of FP64: the product differs from ONNX's quotient by its last bit at most, and is the quotient
     # where the scale is a power of two, with which halves, to be rounded to even, are frequent.
     if not scale.ndim and (terms := _dequantized_terms(y)):
-        y = _sum(build, y.producer(), terms, scale)
-    elif np.any(scale != 1):
-        y = build.add("_scaled", "Div", y, build.stored("_scale", scale))
+        y = _sum(build, y.producer(), terms, scale, shift)
+    else:
+        y = build.add("_scaled", "Div", y, build.stored("_scale", scale)) if np.any(scale != 1) else y
+        y = build.add("_shifted", "Add", y, build.stored("_zero_point", shift)) if shift else y
     y = build.add("_rounded", "Round", y)
     if zero.ndim:  # each channel has its own bounds
         y = build.add("_floored", "Max", y, build.stored("_low", low))
@@ -140,10 +179,19 @@ def _dequantized_terms(y: ir.Value) -> list[tuple[ir.Node, np.ndarray]]:
     return [(p, np.asarray(constant(operand(p, 1)), np.float64)) for p in products] if len({*products}) == 2 else []
 
 
-def _sum(build: Steps, add: ir.Node | None, terms: list[tuple[ir.Node, np.ndarray]], scale: np.ndarray) -> ir.Value:
-    """Makes (a * s + b * t) / u as a * (s / u) + b * (t / u): a convolution that makes a scales it, and then adds b."""
-    factors = [build.stored(f", factor of {of.name}", s / scale) for of, s in terms]
-    products = [build.add(f", {of.name}", "Mul", operand(of), factor) for (of, _), factor in zip(terms, factors, strict=True)]
+def _sum(
+    build: Steps, add: ir.Node | None, terms: list[tuple[ir.Node, np.ndarray]], scale: np.ndarray, shift: np.ndarray
+) -> ir.Value:
+    """Makes (a * s + b * t) / u + shift as (a * (s / u) + shift) + b * (t / u): a convolution that makes a, the tensor with
+    fewer readers, scales and shifts it, then adds b. Of a = q - z it makes q * (s / u), and the shift has -z * (s / u).
+    """
+    shift = shift + sum(of.meta["shift"] * s / scale for of, s in terms)
+    products = []
+    for of, s in sorted(terms, key=lambda term: len(term[0].outputs[0].uses())) if shift else terms:
+        factor = build.stored(f", factor of {of.name}", s / scale)
+        products.append(build.add(f", {of.name}", "Mul", of.meta["dequantizes"], factor))
+    if shift:
+        products[0] = build.add("_shifted", "Add", products[0], build.stored("_shift", shift))
     y = build.add("", "Add", *products)
     build.steps[-1].name = None if add is None else add.name  # which it stands for
     return y
@@ -151,15 +199,15 @@ def _sum(build: Steps, add: ir.Node | None, terms: list[tuple[ir.Node, np.ndarra
 
 def _dequantize(model: ir.Model, node: ir.Node, quantized: Quantized) -> None:
     (scale, zero), x = _parameters(node), operand(node)
-    build, y, shift = Steps(model, name_of(node)), x, -zero
+    build, whole, shift = Steps(model, name_of(node)), x, -zero
     if x in quantized:
         shift = quantized[x].zero - zero
     elif x.dtype != ir.DataType.FLOAT:
-        y = build.add("_input", "Cast", y, to=ir.DataType.FLOAT.value)
-    if np.any(shift):
-        y = build.add("_shifted", "Add", y, build.stored("_zero_point", shift))
-    y = build.add("", "Mul", y, build.stored("_scale", scale))
-    build.steps[-1].meta["dequantizes"] = not scale.ndim
+        whole = build.add("_input", "Cast", x, to=ir.DataType.FLOAT.value)
+    y = build.add("_shifted", "Add", whole, build.stored("_zero_point", shift)) if np.any(shift) else whole
+    build.add("", "Mul", y, build.stored("_scale", scale))
+    if not scale.ndim and not shift.ndim:
+        build.steps[-1].meta.update(dequantizes=whole, shift=shift)
     _replaced(model, node, build)
 
 
@@ -241,161 +289,3 @@ def _end(model: ir.Model, y: ir.Value, held: Held) -> None:
     for i, v in enumerate(model.graph.outputs):
         if v is y:
             model.graph.outputs[i] = made
-
-
-# ---- travelling: QuantizeLinear goes up, DequantizeLinear down, so that the operators between see the whole numbers
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """The parameters of a quantiser. `zeros`: () if all are 0; `axis`: of several scales, else None."""
-
-    scales: tuple[float, ...]
-    zeros: tuple[int, ...]
-    dtype: ir.DataType
-    axis: int | None
-
-
-def travel(model: ir.Model) -> set[ir.Node]:
-    """Moves QuantizeLinear up and DequantizeLinear down through operators that place or compare elements, in place, and removes
-    those that undo each other or are equal. Every tensor keeps its values.
-
-    Returns the Relus between that now compare whole numbers with the zero point.
-    """
-    changed, moved = True, False
-    while changed:
-        changed = False
-        for node in list(model.graph):
-            if node.graph is None or node.op_type not in (QUANTIZE, DEQUANTIZE):
-                continue
-            if not is_read(node.outputs[0]):
-                model.graph.remove(node, safe=True)
-            elif key := _key(node):
-                changed |= any(rule(model, node, key) for rule in (_once, _undone, _up, _down))
-        moved |= changed
-    if moved:
-        model.graph.sort()
-    return {node for node in model.graph if node.op_type == "Relu" and node.meta.get("moved")}
-
-
-def _key(node: ir.Node) -> Key | None:
-    """Returns the parameters of a node; None if they are computed."""
-    scale, given = constant(operand(node, 1)), node.inputs[2] if len(node.inputs) > 2 else None
-    zero, whole = constant(given), node.outputs[0] if node.op_type == QUANTIZE else operand(node)
-    dtype = whole.dtype
-    if scale is None or dtype not in BOUNDS or dtype is None or (given is not None and zero is None):
-        return None
-    zeros = () if zero is None or not zero.any() else tuple(zero.reshape(-1).tolist())
-    axis = attribute(node, "axis", 1) if scale.size > 1 else None
-    return Key(tuple(scale.reshape(-1).tolist()), zeros, dtype, axis)
-
-
-def _like(node: ir.Node | None, op: str, key: Key) -> bool:
-    return node is not None and node.op_type == op and _key(node) == key
-
-
-def _once(model: ir.Model, node: ir.Node, key: Key) -> bool:
-    """Removes another node that makes the same of the same tensor."""
-    for use in operand(node).uses():
-        other, y = use.node, use.node.outputs[0]
-        if other is not node and use.idx == 0 and _like(other, node.op_type, key) and not y.is_graph_output():
-            ir.convenience.replace_all_uses_with(y, node.outputs[0])
-            model.graph.remove(other, safe=True)
-            return True
-    return False
-
-
-def _undone(model: ir.Model, node: ir.Node, key: Key) -> bool:
-    """Removes a QuantizeLinear behind a DequantizeLinear of the same parameters, which together change no whole number."""
-    back, q = operand(node).producer(), node.outputs[0]
-    if node.op_type != QUANTIZE or back is None or not _like(back, DEQUANTIZE, key) or q.is_graph_output():
-        return False
-    ir.convenience.replace_all_uses_with(q, operand(back))
-    model.graph.remove(node, safe=True)
-    return True
-
-
-def _places(node: ir.Node, kinds: Collection[str]) -> bool:
-    """Whether the node is of these operators, one that places or compares elements, and makes one tensor."""
-    if node.op_type not in kinds or any(map(is_read, node.outputs[1:])):
-        return False
-    return node.op_type != "Resize" or attribute(node, "mode", "nearest") == "nearest"
-
-
-def _up(model: ir.Model, node: ir.Node, key: Key) -> bool:
-    """Moves a QuantizeLinear in front of the operator whose only reader it is, if that is the only reader of its inputs."""
-    y, q, place = operand(node), node.outputs[0], operand(node).producer()
-    if node.op_type != QUANTIZE or key.axis is not None or q.is_graph_output() or single_reader(y) is not node:
-        return False
-    if place is None or not _places(place, (*KEEP, "Concat")):
-        return False
-    read = operands(place) if place.op_type == "Concat" else (operand(place),)
-    own = (v.producer() and v.dtype == ir.DataType.FLOAT and single_reader(v) is place for v in read)  # of no other reader
-    if not all(alone or _like(v.producer(), DEQUANTIZE, key) for v, alone in zip(read, own, strict=True)):
-        return False
-    for i, v in enumerate(read):
-        made = ir.node(QUANTIZE, [v, *node.inputs[1:]], name=node.name if len(read) == 1 else f"{node.name}, {i}")
-        made.outputs[0].dtype, made.outputs[0].shape = key.dtype, v.shape
-        model.graph.insert_before(place, made)
-        place.replace_input_with(i, made.outputs[0])
-    y.dtype, y.name = key.dtype, q.name
-    ir.convenience.replace_all_uses_with(q, y)
-    model.graph.remove(node, safe=True)
-    return True
-
-
-def _down(model: ir.Model, node: ir.Node, key: Key) -> bool:
-    """Moves a DequantizeLinear behind an operator that reads it; another one stays for other readers."""
-    if node.op_type != DEQUANTIZE or key.axis is not None:
-        return False
-    for use in node.outputs[0].uses():
-        place = use.node
-        if (
-            (use.idx and place.op_type != "Concat")
-            or not _places(place, (*MOVES - {"Split"}, "Relu"))
-            or not _passes(place, key)
-        ):
-            continue
-        for i, v in enumerate(operands(place) if place.op_type == "Concat" else (operand(place),)):
-            if (of := v.producer()) is not None:
-                place.replace_input_with(i, operand(of))
-        if _fills(place):
-            place.resize_inputs(max(3, len(place.inputs)))
-            zero = np.asarray((*key.zeros, 0)[0], key.dtype.numpy())
-            place.replace_input_with(2, stored(model, f"{place.name}_whole_fill", zero))
-        _behind(model, node, place, key)
-        return True
-    return False
-
-
-def _behind(model: ir.Model, node: ir.Node, place: ir.Node, key: Key) -> None:
-    """Puts a DequantizeLinear like `node` behind an operator that now reads whole numbers."""
-    y = place.outputs[0]
-    place.meta["moved"] = True
-    made = ir.node(DEQUANTIZE, [y, *node.inputs[1:]], name=f"{node.name}, {place.name}")
-    made.outputs[0].dtype, made.outputs[0].shape, y.dtype = ir.DataType.FLOAT, y.shape, key.dtype
-    ir.convenience.replace_all_uses_with(y, made.outputs[0])
-    made.replace_input_with(0, y)
-    made.outputs[0].name, y.name = y.name, f"{y.name}, whole numbers"
-    model.graph.insert_after(place, made)
-
-
-def _fills(place: ir.Node) -> bool:
-    return place.op_type == "Pad" and attribute(place, "mode", "constant") == "constant"
-
-
-def _passes(place: ir.Node, key: Key) -> bool:
-    """Whether whole numbers can pass through a node in place of dequantised ones, without more to compute."""
-    y = place.outputs[0]
-    if y.is_graph_output():
-        return False
-    if place.op_type == "Concat":
-        return all(_like(v.producer(), DEQUANTIZE, key) for v in operands(place))
-    if _fills(place):
-        given = place.inputs[2] if len(place.inputs) > 2 else None
-        fill = np.zeros(1) if given is None else constant(given)
-        return fill is not None and not fill.any()
-    if place.op_type in (*ENLARGE, "Relu"):  # if it becomes no larger, or no further operator
-        layers = () if place.op_type == "Relu" else LAYERS
-        return all(_like(use.node, QUANTIZE, key) or use.node.op_type in layers for use in y.uses())
-    return True

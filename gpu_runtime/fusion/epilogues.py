@@ -10,7 +10,6 @@ Space-to-depth and channel shuffles stay ops: whether weights absorb them is an 
 Pointwise ops that read only each other always become one op, a chain: apart they cost more launches and bytes.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,8 @@ import numpy as np
 from gpu_runtime.fusion import convolutions
 from gpu_runtime.fusion.chains import Chains
 from gpu_runtime.fusion.convolutions import Conv, fits_last, followed, is_convolution, started
-from gpu_runtime.fusion.steps import Chain
+from gpu_runtime.fusion.steps import UNSCALED, Chain
+from gpu_runtime.lowering.pointwise import Affine, then
 from gpu_runtime.network import APART, Literal, Network, Op, Options, adds_tensors, computes
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import NONE, ROUNDING, Activation
@@ -125,7 +125,9 @@ class _Epilogues:
     def _residual(self, add: Op[Any], convs: list[tuple[Op[Any], Conv]]) -> None:
         """Offers a residual Add as an op of its own, and fused into each of the convolutions that wait for it."""
         act, slope, used = self.chains.activation_after(add.output) or (NONE, None, ())
-        scale, quantize, more = self._quantized_after(act, used[-1].output if used else add.output, [conv for _, conv in convs])
+        affine, quantize, more = self._quantized_after(
+            act, used[-1].output if used else add.output, [conv for _, conv in convs]
+        )
         used = (*used, *more)
         chain = self.chains.chain_at(add, lambda op: id(op) in self.covered, (add, *used)[-1])
         options = (APART, *(f"into {conv.op.layer}" for _, conv in convs))
@@ -137,8 +139,8 @@ class _Epilogues:
             end = conv.op.problem.epilogue
             first_act, last = (end.act, act) if end.act_first else (act, NONE)
             if more:
-                rows = len(one.op.weights["w"])
-                one = convolutions.weighted(one, scales=np.full(rows, scale), shifts=np.zeros(rows))
+                scales, shifts = (np.broadcast_to(v, len(one.op.weights["w"])) for v in affine)
+                one = convolutions.weighted(one, scales=scales, shifts=shifts)
             one = followed(
                 one, chain.ops, residual=True, act=first_act, last=quantize if more else last, affine=end.affine or bool(more)
             )
@@ -148,16 +150,19 @@ class _Epilogues:
 
     def _quantized_after(
         self, act: Activation, tensor: str, convs: Sequence[Conv]
-    ) -> tuple[float, Activation, tuple[Op[Any], ...]]:
-        """Returns (the scale, the bounds, the ops) of a QuantizeLinear, the only reader of a tensor, the result of an
+    ) -> tuple[Affine, Activation, tuple[Op[Any], ...]]:
+        """Returns (the scale and shift, the bounds, the ops) of a QuantizeLinear, the only reader of a tensor, the result of an
         activation: these convolutions' epilogues can do it behind a residual; no ops if there is none.
         """
         free = act.name not in ROUNDING and not any(conv.op.problem.epilogue.act_first for conv in convs)
         found, used = self.chains.scales_after(tensor, "") if free else ([], ())
         end = self.chains.activation_after(used[-1].output if used else tensor) if free else None
-        if end is None or end[0].name not in ROUNDING or not fits_last(end[0], act) or any(op != "mul" for op, _ in found):
-            return 1.0, NONE, ()
-        return math.prod(float(c[0]) for _, c in found), end[0], (*used, *end[2])
+        if end is None or end[0].name not in ROUNDING or not fits_last(end[0], act):
+            return UNSCALED, NONE, ()
+        affine = UNSCALED
+        for op, c in found:
+            affine = then(affine, op, c) or affine
+        return affine, end[0], (*used, *end[2])
 
     # ---- conditions
 

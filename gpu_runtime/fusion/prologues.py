@@ -9,6 +9,7 @@ import numpy as np
 from gpu_runtime.fusion.steps import leading_affine, steps
 from gpu_runtime.lowering.pointwise import Affine
 from gpu_runtime.network import FP16_MAX, FP16_NORMAL, Network, Op, Options, computes
+from tactics.planner.grouping import grouped
 from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import ConvProblem, PointwiseProblem
 from tactics.problems.prologue import Prologue
@@ -24,10 +25,7 @@ def offer(network: Network) -> Network:
     """
     options = Options(network)
     chains = {op.output: (op, affine) for op in network.ops if (affine := _scale_shift_relu(op)) is not None}
-    takers: dict[str, list[Op[Any]]] = {}
-    for op in network.ops:
-        if op.inputs and op.inputs[0] in chains and _takes(network, op):
-            takers.setdefault(op.layer, []).append(op)
+    takers = grouped((op.layer, op) for op in network.ops if op.inputs and op.inputs[0] in chains and _takes(network, op))
     for layer, ops in takers.items():
         chain, affine = chains[ops[0].inputs[0]]
         options.either(chain.nodes[-1], [chain, *ops], _behind(chain, affine, ops), f"into {layer}")

@@ -15,9 +15,8 @@ from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MatmulProblem
 from tactics.problems.protocol import Problem, Shape4
 
-_Product = tuple[
-    Value, np.ndarray, int
-]  # (the node's input, its weights [K, ...], the axis of its output that has the K rows of the weights)
+# The node's input, its weights [K, ...], the axis of its output that has the K rows of the weights.
+_Product = tuple[Value, np.ndarray, int]
 MOST_PHASES = 1024  # of a transposed convolution: each is a launch of its own
 
 
@@ -305,8 +304,7 @@ def window(
         total = total if crop else max(total, 0)
         if total < 0 and mode == "SAME_LOWER" and node.op_type in ("AveragePool", "LpPool"):
             cut = f"SAME_LOWER with a stride above the window cuts {-begins(total, mode)} before the image, as ONNX has it"
-            text = f"{node.op_type} {name_of(node)}: {cut}; onnxruntime cuts one less"
-            warn(text)
+            warn(f"{node.op_type} {name_of(node)}: {cut}; onnxruntime cuts one less")
         begin.append(begins(total, mode))
         end.append(total - begin[i])
     return stride, dilation, (*begin, *end)

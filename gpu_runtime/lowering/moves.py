@@ -130,13 +130,16 @@ def _window(table: np.ndarray, size: int) -> tuple[int, int, int] | None:
 
 
 def slice_(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:
+    return indexed(shape_of(unit.inputs[0]), sliced(unit))
+
+
+def sliced(unit: Unit) -> dict[int, range]:
+    """Returns axis -> the indices that a Slice takes along it."""
     starts, ends, axes, steps = constants(unit, 1, 2, 3, 4)
     shape = shape_of(unit.inputs[0])
-    tables: dict[int, Collection[int]] = {}
-    for i, (a, b) in enumerate(zip(starts, ends, strict=True)):
-        axis, step = (axes[i] if axes else i) % len(shape), steps[i] if steps else 1
-        tables[axis] = range(*slice(a, b, step).indices(shape[axis]))
-    return indexed(shape, tables)
+    axes = [int(a) % len(shape) for a in axes or range(len(starts))]
+    rows = zip(axes, starts, ends, steps or [1] * len(axes), strict=True)
+    return {axis: range(*slice(a, b, step).indices(shape[axis])) for axis, a, b, step in rows}
 
 
 def split(unit: Unit, shapes: Shapes, out: Shape4, weights: Weights) -> Problem:

@@ -49,8 +49,7 @@ def normalization_at(node: Node) -> tuple[Unit, Node] | None:
     nodes = row(found[0], found[0].op_type, "ReduceMean", "Add", "Sqrt", "Div") if found is not None else ()
     if found is None or not nodes or not _means(nodes[1], node) or nodes[4] is not found[1]:
         return None
-    add = nodes[2]
-    epsilon = next((c for c in map(constant, add.inputs) if c is not None and c.size == 1), None)
+    epsilon = next((c for c in map(constant, nodes[2].inputs) if c is not None and c.size == 1), None)
     if epsilon is None:
         return None
     weights = {"epsilon": np.array([float(epsilon.reshape(()))], np.float64)}

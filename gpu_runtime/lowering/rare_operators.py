@@ -8,7 +8,7 @@ import numpy as np
 
 from gpu_runtime.frontend.queries import Value, attribute, constant, operand, shape_of, type_of
 from gpu_runtime.lowering.convolutions import window
-from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw
+from gpu_runtime.lowering.moves import Refused, Weights, constants, nchw, sliced
 from gpu_runtime.lowering.units import Unit
 from tactics.problems.array_functions import FUNCTIONS, OF_INTEGERS, SCATTERED
 from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
@@ -120,18 +120,12 @@ def _shape(unit: Unit, attributes: Attributes) -> Attributes:
 
 def _slices(unit: Unit, attributes: Attributes) -> Attributes:
     """Returns Slice's constant inputs as first elements, counts and steps along each axis."""
-    starts, ends, axes, steps = constants(unit, 1, 2, 3, 4)
-    shape = shape_of(unit.inputs[0])
-    axes = [int(a) % len(shape) for a in axes or range(len(starts))]
-    rows = [
-        range(*slice(a, b, step).indices(shape[axis]))
-        for a, b, step, axis in zip(starts, ends, steps or [1] * len(axes), axes, strict=True)
-    ]
+    rows = sliced(unit)
     return {
-        "axes": tuple(axes),
-        "starts": tuple(r.start for r in rows),
-        "counts": tuple(map(len, rows)),
-        "steps": tuple(r.step for r in rows),
+        "axes": tuple(rows),
+        "starts": tuple(r.start for r in rows.values()),
+        "counts": tuple(map(len, rows.values())),
+        "steps": tuple(r.step for r in rows.values()),
     }
 
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from gpu_runtime.rewrites.drafts import Together
+from tactics.planner.grouping import Together, grouped
 
 VECTOR = 8
 SliceStart = tuple[str, int]  # (tensor, its channel at which the slice begins)
@@ -52,10 +52,7 @@ class ChannelSlices:
 
     def __init__(self, links: Sequence[Link], channels: Mapping[str, int], phases: Mapping[SliceStart, int]) -> None:
         self._channels = channels
-        self._links: dict[str, list[Link]] = {}
-        for link in links:
-            self._links.setdefault(link.a, []).append(link)
-            self._links.setdefault(link.b, []).append(link.turned())
+        self._links = grouped((way.a, way) for link in links for way in (link, link.turned()))
         self._cuts: dict[str, set[int]] = {t: {0} for t in self._links}
         self._cut()
         self._alike: Together[SliceStart] = Together()

@@ -19,20 +19,6 @@ from gpu_runtime.padded_channels.layouts import ChannelSlices, Link, SliceStart
 from gpu_runtime.padded_channels.partial_sums import summed
 from gpu_runtime.rewrites import drafts
 from gpu_runtime.rewrites.channels import of_channels
-from gpu_runtime.rewrites.drafts import (
-    ROWS,
-    Draft,
-    Placed,
-    completed,
-    has_own_type,
-    is_dense,
-    is_joined,
-    of_zeros,
-    spread,
-    unchanged,
-    with_columns,
-    with_rows,
-)
 from tactics.problems.gather import ResizeProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem, PointwiseProblem, PoolProblem
 from tactics.problems.protocol import Feature, Problem
@@ -42,7 +28,7 @@ Values = frozenset[float]
 ZERO: Values = frozenset({0.0})
 
 
-def on_grid(draft: Draft) -> Draft:
+def on_grid(draft: drafts.Draft) -> drafts.Draft:
     """Returns the form of a network in which every slice begins at a whole vector; the same draft if each slice does
     already.
     """
@@ -53,7 +39,7 @@ def on_grid(draft: Draft) -> Draft:
             return draft
         ops = grid.ops()
         if not grid.unsafe:
-            return completed(draft.network, ops, grid.missing())
+            return drafts.completed(draft.network, ops, grid.missing())
         kept |= grid.unsafe
 
 
@@ -77,14 +63,14 @@ def _links(op: Op[Problem]) -> Iterator[Link]:
 def _known(network: Network, op: Op[Problem]) -> bool:
     """Whether the op can compute on padded tensors."""
     p = op.problem
-    if has_own_type(network, op):
+    if drafts.has_own_type(network, op):
         return False
     if isinstance(p, ConvProblem):
-        depthwise = 1 < p.groups == p.c == p.k and p.needs <= {Feature.RESIDUAL} and set(op.weights) <= {*ROWS}
-        return is_dense(network, op) or (depthwise and bool(op.layer))
+        depthwise = 1 < p.groups == p.c == p.k and p.needs <= {Feature.RESIDUAL} and set(op.weights) <= {*drafts.ROWS}
+        return drafts.is_dense(network, op) or (depthwise and bool(op.layer))
     if isinstance(p, PointwiseProblem):
         return p.c > 1 and all("c" in axes or _only_scales(p, i) for i, axes in enumerate(p.tensors))
-    return is_joined(op) or (isinstance(p, MoveProblem) and p.is_part) or of_channels(p, 1) is not None
+    return drafts.is_joined(op) or (isinstance(p, MoveProblem) and p.is_part) or of_channels(p, 1) is not None
 
 
 def _only_scales(p: PointwiseProblem, tensor: int) -> bool:
@@ -97,7 +83,7 @@ class _Grid:
     found.
     """
 
-    def __init__(self, draft: Draft, kept: set[str]) -> None:
+    def __init__(self, draft: drafts.Draft, kept: set[str]) -> None:
         self._of, self._network = draft, draft.network
         self._able = {op.name for op in self._network.ops if op.name not in kept and _known(self._network, op)}
         givers = self._network.producers
@@ -139,7 +125,7 @@ class _Grid:
         found = {}
         for t, shape in self._network.tensors.items():
             if self._slices.moved(t):
-                placed = Placed(self._name(t), self._slices.slots(t), self._slices.size(t))
+                placed = drafts.Placed(self._name(t), self._slices.slots(t), self._slices.size(t))
                 found[t], found[placed.source] = (placed.source, placed.of(shape)), (t, placed.padded(shape))
         return found
 
@@ -177,8 +163,8 @@ class _Grid:
         if computes(op, ConvProblem) and op.problem.groups == 1:
             x, y = op.inputs[0], op.output
             if y in self._written and self._slices.moved(y):
-                op = with_rows(op, self._slices.slots(y), size)
-            return with_columns(op, self._slices.slots(x), self._slices.size(x)) if self._slices.moved(x) else op
+                op = drafts.with_rows(op, self._slices.slots(y), size)
+            return drafts.with_columns(op, self._slices.slots(x), self._slices.size(x)) if self._slices.moved(x) else op
         if op.output not in self._written:
             return None
         if computes(op, ConvProblem):
@@ -240,7 +226,7 @@ def _of_convolution(p: ConvProblem, residual: Values | None) -> Values | None:
     if residual is None:
         return None
     beside = np.array(sorted(residual), np.float32) if p.epilogue.residual else None
-    return frozenset(of_zeros(p, beside).reshape(-1).tolist())
+    return frozenset(drafts.of_zeros(p, beside).reshape(-1).tolist())
 
 
 def _of_window(p: Problem, x: Values | None) -> Values | None:
@@ -278,13 +264,13 @@ def _of_pointwise(op: Op[Problem], p: PointwiseProblem, tensors: list[Values | N
 
 
 def _depthwise(op: Op[ConvProblem], slots: tuple[int, ...], size: int) -> Op[ConvProblem]:
-    weights = {name: spread(a, slots, size) for name, a in op.weights.items()}
+    weights = {name: drafts.spread(a, slots, size) for name, a in op.weights.items()}
     return replace(op, problem=replace(op.problem, c=size, k=size, groups=size), weights=weights)
 
 
 def _constant(array: np.ndarray, p: PointwiseProblem, axes: str, slots: tuple[int, ...], size: int, fill: float) -> np.ndarray:
     """Spreads a constant over the padded channels, if it has one value for each channel."""
-    return spread(array.reshape(p.span(axes)), slots, size, 1, fill) if "c" in axes else array
+    return drafts.spread(array.reshape(p.span(axes)), slots, size, 1, fill) if "c" in axes else array
 
 
 TITLE, GRID, SUMS = "channels on the grid:", "on the grid", "on the grid, sums in convolutions"
@@ -292,5 +278,5 @@ TITLE, GRID, SUMS = "channels on the grid:", "on the grid", "on the grid, sums i
 
 def offer(network: Network) -> Network:
     """Returns the network with an option for each connected part in which a slice does not begin at a whole vector."""
-    start = unchanged(network)
+    start = drafts.unchanged(network)
     return drafts.offer(network, {GRID: on_grid(start), SUMS: on_grid(summed(start))}, TITLE)

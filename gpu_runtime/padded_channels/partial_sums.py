@@ -325,8 +325,7 @@ class _Sums:
             else:
                 new = self._over(op)
             made += ((self.at[op.name], each) for each in new)
-        shapes = self.network.tensors
-        missing = {t: (placed.source, placed.of(shapes[t])) for t, placed in self.placed.items()}
+        missing = {t: (placed.source, placed.of(self.network.tensors[t])) for t, placed in self.placed.items()}
         return completed(self.network, made, missing)
 
     def _summed(self, whole: SumOfConcat) -> Iterator[Op[Problem]]:

@@ -84,10 +84,6 @@ def blocks(network: Network) -> tuple[Block, ...]:
     return tuple(found)
 
 
-def _is_in(op: Op[Problem], chosen: plan.Plan) -> bool:
-    return op.name in chosen.entries and plan.holds(op.when, chosen.options)
-
-
 def _writes(op: Op[Problem]) -> bool:
     """Whether the op's output has memory of its own in every plan."""
     return not isinstance(op.problem, (ViewProblem, GatherProblem, MoveProblem))
@@ -179,7 +175,7 @@ def _is_odd(name: str) -> bool:
 
 def _kernels(block: Block, chosen: plan.Plan) -> tuple[tuple[Problem, Tactic], ...]:
     """Returns the problems and tactics that run the block's ops in the plan."""
-    taken = ((op.problem, chosen.entries[op.name].tactic) for op in block.ops if _is_in(op, chosen))
+    taken = ((op.problem, entry.tactic) for op in block.ops if (entry := chosen.entry_of(op.name, op.when)))
     return tuple((problem, tactic) for problem, tactic in taken if tactic is not None)
 
 
@@ -242,7 +238,7 @@ def _whole(block: Block, when: Literal, chosen: plan.Plan, shared: Collection[st
     """
     if any(g in shared for op in block.ops for g, _ in op.when):
         return [replace(op, when=(*op.when, when)) for op in block.ops]
-    return [replace(op, when=(when,)) for op in block.ops if _is_in(op, chosen)]
+    return [replace(op, when=(when,)) for op in block.ops if chosen.entry_of(op.name, op.when)]
 
 
 def _piece(op: Op[Problem], names: Mapping[str, str], sizes: tuple[int, ...], when: tuple[str, str]) -> Op[Problem]:
@@ -309,7 +305,7 @@ def unrolled(table: Table, chosen: plan.Plan) -> tuple[Table, plan.Plan]:
     runs in pieces.
     """
     network = table.network
-    ops = [op for op in network.ops if _is_in(op, chosen)]
+    ops = [op for op in network.ops if chosen.entry_of(op.name, op.when)]
     if not any(op.batch_pieces for op in ops):
         return table, chosen
     made, parts = list[_Made](), dict[str, list[tuple[str, int]]]()  # tensor in pieces -> (name, images) of each piece

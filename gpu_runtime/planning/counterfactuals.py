@@ -17,6 +17,7 @@ from tactics.format import HALF_FORMATS, Format, canonical
 from tactics.kernels import ANY_FP16
 from tactics.planner import forced_plans, plan
 from tactics.planner.graph import Entry, Hop, to_us
+from tactics.planner.grouping import grouped
 from tactics.planner.reformats import hop_ps
 from tactics.predict import published_range
 from tactics.problems.problem import ConvProblem, Problem
@@ -62,7 +63,7 @@ def _questions(table: Table, chosen: plan.Plan) -> tuple[dict[str, bool], list[s
     """Returns (layer that could run either way -> whether to force it sparse; the ops that merge branches; the questions to
     forced_plans.forced about the layers, then the ops).
     """
-    ops = [op for op in table.network.ops if op.layer and plan.holds(op.when, chosen.options)]
+    ops = [op for op in table.network.ops if op.layer and chosen.entry_of(op.name, op.when)]
     timed = alternatives(table, ops)
     kinds = {id(times): {t.sparse for t in times} for times in table.times}
     both = [op for op in ops if len(set().union(*(kinds[id(times)] for _, times in timed[op.layer]))) == 2]
@@ -81,7 +82,7 @@ def quoted(table: Table, chosen: plan.Plan) -> Iterator[tuple[Problem, Tactic]]:
     and the rivals.
     """
     wanted, _, questions = _questions(table, chosen)
-    ops = [op for op in table.network.ops if op.layer in wanted and plan.holds(op.when, chosen.options)]
+    ops = [op for op in table.network.ops if op.layer in wanted and chosen.entry_of(op.name, op.when)]
     for timed in alternatives(table, ops).values():
         for op, times in timed:
             best = {t.sparse: t for t in sorted(times, key=lambda t: -times[t].us)}
@@ -111,10 +112,7 @@ def alternatives(table: Table, chosen: Iterable[Op]) -> dict[str, list[Timed]]:
 
     If one dense launch computes several layers, the ops of each layer alone, which may run sparse, are listed too.
     """
-    found: dict[str, list[Timed]] = {}
-    for op, times in zip(table.network.ops, table.times, strict=True):
-        if op.layer:
-            found.setdefault(op.layer, []).append((op, times))
+    found = grouped((op.layer, (op, times)) for op, times in zip(table.network.ops, table.times, strict=True) if op.layer)
     for op in chosen:
         if is_dense_together(op):
             found[op.layer] += [each for layer in op.layers if layer != op.layer for each in found.get(layer, ())]
@@ -187,8 +185,7 @@ def without_sparse(network: Network) -> plan.Force:
 
 def _library(table: Table, dense: plan.Plan) -> LibraryPlan | None:
     """Returns the dense plan with a library's estimated times for its FP16 convolutions; None if no time can be estimated."""
-    ops = [op for op in table.network.ops if plan.holds(op.when, dense.options)]  # an op in pieces has its whole one's name
-    launched = [(op, entry) for op in ops if (entry := dense.entries.get(op.name)) and entry.tactic]
+    launched = [(op, entry) for op in table.network.ops if (entry := dense.entry_of(op.name, op.when)) and entry.tactic]
     found = [
         (entry.us, known)
         for op, entry in launched

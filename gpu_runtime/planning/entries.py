@@ -27,9 +27,8 @@ Times = Mapping[Tactic, Time]
 Cost = Callable[..., int]  # (problem, tactic, its time, whether it runs pieces of a batch) -> picoseconds
 Priced = tuple[Tactic, int, int, bool]  # (tactic, picoseconds in the plan, premium, timed)
 MANY_PLACES = 64  # ways to place the inputs of one Concat that is copied; beyond, each has memory of its own
-FormatsByTensor = tuple[
-    tuple[tuple[Format, ...], tuple[Format, ...]], ...
-]  # for each input, then the output: (its formats, further formats at the network's edge)
+# For each input, then the output: (its formats, further formats at the network's edge).
+FormatsByTensor = tuple[tuple[tuple[Format, ...], tuple[Format, ...]], ...]
 
 
 def runnable(problem: Problem, device: Device, dtypes: tuple[str, ...], straight: bool) -> tuple[Tactic, ...]:
@@ -53,8 +52,7 @@ def namesakes(problem: Problem, tactics: Iterable[Tactic], timed: Iterable[Tacti
 
 
 def addresses(problem: Problem, tactic: Tactic) -> tuple[CanonicalFormat, ...]:
-    shapes = (*problem.in_shapes, problem.out_shape)
-    return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), shapes, strict=True))
+    return tuple(canonical(f, s) for f, s in zip((*tactic.ins, tactic.out), problem.all_shapes, strict=True))
 
 
 def with_namesakes(problem: Problem, times: Times, others: Times) -> dict[Tactic, Time]:
@@ -73,8 +71,7 @@ def to_time(problem: Problem, tactics: Iterable[Tactic], around: FormatsByTensor
     tensors cannot have such addresses, or if they need more than `scratch` bytes.
     """
     usable, (*ins, out) = [fmts for fmts, _ in around], [edges for _, edges in around]
-    shapes = (*problem.in_shapes, problem.out_shape)
-    allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, shapes, strict=True)]
+    allowed = [{canonical(f, s) for f in fmts} for fmts, s in zip(usable, problem.all_shapes, strict=True)]
     known: dict[int, list[tuple[int, int, Tactic]]] = {}  # kind -> (number of kernel and addresses, unusual formats, tactic)
     numbers: dict[tuple, int] = {}
     best: dict[tuple, tuple[int, Tactic]] = {}

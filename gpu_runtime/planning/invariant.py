@@ -51,7 +51,7 @@ def solve(tables: Sequence[Table], dense: bool = False) -> list[Plan]:
 
 def _shared(tables: Sequence[Table], at: Sequence[tuple[Problem, Times]]) -> _Shared:
     every = [{steady(t): t for t in times} for _, times in at]
-    costs = [cost_of(t.device, t.risk) for t in tables]
+    costs = [cost_of(t.device, t.how.risk) for t in tables]
     found: _Shared = {}
     for alike, first in every[0].items():
         own = tuple(e[alike] for e in every if alike in e)
@@ -93,10 +93,9 @@ def _graph(tables: Sequence[Table], places: Sequence[Mapping[Place, int]], found
 
 def _own(table: Table, point: int, best: Plan, found: Mapping[Place, _Shared]) -> Plan:
     """Returns the common choice with the tactics and times of one point."""
-    entries, cost = dict[str, Entry](), cost_of(table.device, table.risk)
+    entries, cost = dict[str, Entry](), cost_of(table.device, table.how.risk)
     for op, times in zip(table.network.ops, table.times, strict=True):
-        if plan.holds(op.when, best.options):
-            entry = best.entries[op.name]
+        if entry := best.entry_of(op.name, op.when):
             if entry.tactic is not None:
                 tactic = found[op.name, op.when, op.inputs, op.output][entry.tactic][1][point]
                 ps = cost(op.problem, tactic, times[tactic])

@@ -247,8 +247,8 @@ def homes(network: Network, chosen: plan.Plan) -> Mapping[Place, tuple[Place, in
 def _without_launch(network: Network, chosen: plan.Plan) -> Iterator[tuple[Problem, list[Place], Place]]:
     """Yields (problem, places of the inputs, place of the output) of the plan's ops that launch nothing."""
     for op in network.ops:
-        entry = chosen.entries.get(op.name)
-        if entry is not None and entry.tactic is None and plan.holds(op.when, chosen.options):
+        entry = chosen.entry_of(op.name, op.when)
+        if entry is not None and entry.tactic is None:
             yield op.problem, [Place(t, k) for t, k in zip(op.inputs, entry.ins, strict=True)], Place(op.output, entry.out)
 
 

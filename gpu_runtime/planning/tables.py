@@ -3,9 +3,10 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import product
+from typing import NamedTuple
 
 from cuda_kernels.device import Device
 from gpu_runtime.errors import ModelError
@@ -42,29 +43,6 @@ MAX_EDGE_CHOICES = 64  # combinations of alternative input and output formats; o
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """All data that the planner needs, and the data that explain its choice afterwards.
-
-    `times`: op index -> tactic -> Time; `io`: network input or output -> its Format outside; `sparse`: whether sparse tactics
-    were considered; `reformats`: the times of the reformats that the planner asked for, `hops`: hop -> its problem among these;
-    `scratch`: the bytes of workspace that a tactic may use, None for any number; `beside`: the result of places.formats_beside;
-    `risk`: as in `Considered`.
-    """
-
-    network: Network
-    device: Device
-    io: Mapping[str, Format]
-    times: tuple[Times, ...]
-    graph: plan.Graph
-    sparse: bool = True
-    reformats: Mapping[ReformatProblem, Times] = field(default_factory=dict)
-    hops: Mapping[Hop, ReformatProblem] = field(default_factory=dict)
-    scratch: int | None = None
-    beside: Mapping[str, tuple[Format, ...]] = field(default_factory=dict)
-    risk: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Considered:
     """The tactics to consider. `sparse`: sparse ones, too; `exhaustive`: also time those whose formats are other names for the
     same addresses (the faster time counts for both); `scratch`: bytes of workspace that a tactic may use; `risk`: the least
@@ -75,6 +53,26 @@ class Considered:
     exhaustive: bool = False
     scratch: int | None = None
     risk: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All data that the planner needs, and the data that explain its choice afterwards.
+
+    `times`: op index -> tactic -> Time; `io`: network input or output -> its Format outside; `how`: the tactics that were
+    considered; `reformats`: the times of the reformats that the planner asked for, `hops`: hop -> its problem among these;
+    `beside`: the result of places.formats_beside.
+    """
+
+    network: Network
+    device: Device
+    io: Mapping[str, Format]
+    times: tuple[Times, ...]
+    graph: plan.Graph
+    how: Considered
+    reformats: Mapping[ReformatProblem, Times]
+    hops: Mapping[Hop, ReformatProblem]
+    beside: Mapping[str, tuple[Format, ...]]
 
 
 def tabulate(
@@ -113,10 +111,8 @@ def tabulate(
     for fmts in product(*outside.values()):
         ends = dict(zip(outside, fmts, strict=True))
         pinned = _pinned(network, graph, ends)
-        asked_for = reformats.times, reformats.problems
-        tables.append(
-            Table(network, device, ends, times, pinned, how.sparse, *asked_for, how.scratch, formats.beside, how.risk)
-        )
+        more = how, reformats.times, reformats.problems, formats.beside
+        tables.append(Table(network, device, ends, times, pinned, *more))
     if unsure:  # with ops of several decisions, some combinations of options, or all, may have no plan
         try:
             plan.solve(tables[0].graph)
@@ -135,6 +131,17 @@ class _Asked:
     device: Device
     timer: Timer
     how: Considered
+
+
+class _Alike(NamedTuple):
+    """All that decides which tactics of an op are timed. `straight`: FP16 tactics that store their FP32 sums as an FP32 output
+    also count; `around`: for each input, then the output, the formats it may have, and the further ones at the network's edge.
+    """
+
+    problem: Problem
+    dtypes: tuple[str, ...]
+    straight: bool
+    around: FormatsByTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,28 +167,26 @@ def _formats(network: Network, outside: Mapping[str, tuple[Format, ...]]) -> _Fo
 
 def _times(network: Network, formats: _Formats, asked: _Asked, progress: Callable[[str, int, int], None]) -> list[Times]:
     """Times every tactic of each op; returns each op's times, in the network's order."""
-    timed: dict[tuple, Times] = {}  # by everything that decides the times: equal ops are timed once
+    timed: dict[tuple[_Alike, tuple[int, ...]], Times] = {}  # by all that decides the times: equal ops are timed once
     found = []
     every = [
-        (op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats), op.batch_pieces)
+        (_Alike(op.problem, network.dtypes(op), network.is_straight(op), _around(network, op, formats)), op.batch_pieces)
         for op in network.ops
     ]
-    more = asked.device, asked.how
-    asked.timer.prepare((alike[0], _wanted(*alike[:4], *more)[1]) for alike in dict.fromkeys(every))
+    asked.timer.prepare((of.problem, _wanted(of, asked.device, asked.how)[1]) for of, _ in dict.fromkeys(every))
     for done, (op, alike) in enumerate(zip(network.ops, every, strict=True)):
         progress(op.name, done, len(network.ops))
         if alike not in timed:
-            timed[alike] = _of_pieces(*alike, asked) if op.batch_pieces else _timed(*alike[:4], asked)
+            timed[alike] = _of_pieces(*alike, asked) if op.batch_pieces else _timed(alike[0], asked)
         found.append(timed[alike])
     return found
 
 
-def _of_pieces(
-    problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, pieces: tuple[int, ...], asked: _Asked
-) -> Times:
+def _of_pieces(whole: _Alike, pieces: tuple[int, ...], asked: _Asked) -> Times:
     """Times every tactic that can run all pieces of a batch, as the sum over the pieces."""
     sizes = {n: pieces.count(n) for n in pieces}
-    rows = [(n, _timed(of, dtypes, straight, around, asked)) for n in sizes if (of := at_batch(problem, n)) is not None]
+    problems = {n: problem for n in sizes if (problem := at_batch(whole.problem, n)) is not None}
+    rows = [(n, _timed(whole._replace(problem=problem), asked)) for n, problem in problems.items()]
     if len(rows) < len(sizes):
         return {}
 
@@ -306,7 +311,7 @@ def if_sparse(table: Table, op: Op) -> tuple[Op, list[Tactic]]:
     around = {t: (*filter(None, [table.io.get(t)]), *table.beside.get(t, ())) for t in (*op.inputs, op.output)}
     edges = {t: _outside(network, t, formats) for t, formats in around.items()}
     both = tuple((network.formats(t) + edges[t], edges[t]) for t in (*op.inputs, op.output))
-    return op, to_time(op.problem, candidates(op.problem, table.device, dtypes, only="sparse"), both, table.scratch)
+    return op, to_time(op.problem, candidates(op.problem, table.device, dtypes, only="sparse"), both, table.how.scratch)
 
 
 def _outside(network: Network, tensor: str, formats: Iterable[Format]) -> tuple[Format, ...]:
@@ -338,9 +343,9 @@ def untimed(table: Table, op: Op) -> dict[Tactic, Reason]:
     reasons = {}
     for t in tactics:
         ends = zip(addresses(op.problem, t), (*op.inputs, op.output), strict=True)
-        if table.scratch is not None and workspace(op.problem, t) > table.scratch:
-            reasons[t] = Reason.of("workspace", needed=workspace(op.problem, t), allowed=table.scratch)
-        elif t.sparse and not table.sparse:
+        if table.how.scratch is not None and workspace(op.problem, t) > table.how.scratch:
+            reasons[t] = Reason.of("workspace", needed=workspace(op.problem, t), allowed=table.how.scratch)
+        elif t.sparse and not table.how.sparse:
             reasons[t] = Reason.of("sparsity_disabled")
         elif t in same:
             reasons[t] = Reason.of("same_addresses", formats=f"{','.join(map(str, same[t].ins))} -> {same[t].out}")
@@ -363,33 +368,25 @@ def _around(network: Network, op: Op, formats: _Formats) -> FormatsByTensor:
     return *ins, (usable, edges)
 
 
-def _timed(problem: Problem, dtypes: tuple[str, ...], straight: bool, around: FormatsByTensor, asked: _Asked) -> Times:
+def _timed(of: _Alike, asked: _Asked) -> Times:
     """Times every tactic for a problem."""
-    tactics, wanted = _wanted(problem, dtypes, straight, around, asked.device, asked.how)
-    rows = asked.timer(problem, wanted)
+    tactics, wanted = _wanted(of, asked.device, asked.how)
+    rows = asked.timer(of.problem, wanted)
     if not asked.how.exhaustive:
         return rows
-    return with_namesakes(problem, rows, asked.timer(problem, list(namesakes(problem, tactics, wanted))))
+    return with_namesakes(of.problem, rows, asked.timer(of.problem, list(namesakes(of.problem, tactics, wanted))))
 
 
 @lru_cache(maxsize=1024)  # a network is tabulated again whenever more of its tactics are timed
-def _wanted(
-    problem: Problem,
-    dtypes: tuple[str, ...],
-    straight: bool,
-    around: FormatsByTensor,
-    device: Device,
-    how: Considered,
-) -> tuple[tuple[Tactic, ...], tuple[Tactic, ...]]:
-    """Returns two tuples: all tactics that can run the problem on tensors of these `dtypes`, and the tactics to time.
+def _wanted(of: _Alike, device: Device, how: Considered) -> tuple[tuple[Tactic, ...], tuple[Tactic, ...]]:
+    """Returns two tuples: all tactics that can run the problem on tensors of its types, and the tactics to time.
 
     The second tuple keeps one tactic for each combination of kernel, tile and memory addresses, in versions for the
     network's edges, without sparse tactics if `how` excludes them, and within its limit of scratch memory (see
-    entries.to_time). `straight`: FP16 tactics that store their FP32 sums as an FP32 output also count. `around`: for each
-    input, then the output, the formats it may have, and the further ones at the network's edge.
+    entries.to_time).
     """
-    tactics = runnable(problem, device, dtypes, straight)
-    return tactics, tuple(to_time(problem, [t for t in tactics if how.sparse or not t.sparse], around, how.scratch))
+    tactics = runnable(of.problem, device, of.dtypes, of.straight)
+    return tactics, tuple(to_time(of.problem, [t for t in tactics if how.sparse or not t.sparse], of.around, how.scratch))
 
 
 def _options(network: Network, unable: Iterable[Op]) -> tuple[tuple[str, tuple[str, ...]], ...]:

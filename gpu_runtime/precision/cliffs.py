@@ -9,8 +9,8 @@ use an FP16 copy.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gpu_runtime.network import FP16_MAX, WIDE, Network, Op, exists
-from gpu_runtime.precision import intervals
+from gpu_runtime.network import FP16_MAX, WIDE, Network, Op
+from gpu_runtime.precision import execution, intervals
 from tactics import fp32
 from tactics.problems import array_functions, reductions
 from tactics.problems.gather import GatherProblem, ViewProblem
@@ -83,11 +83,8 @@ def heed(network: Network, causes: Iterable[tuple[str, str]]) -> tuple[Network, 
 
 def dangers(network: Network, known: intervals.Known) -> Iterator[Danger]:
     """Yields all operators whose computed bases are not known to avoid their cliffs."""
-    choice = {group: options[0] for group, options in network.groups}
-    for op in network.ops:
+    for op in execution.plain(network):
         p = op.problem
-        if not exists(op, choice):
-            continue
         if isinstance(p, PointwiseProblem):
             for stage, v, operand, of in intervals.along(op, known):
                 cliff, base = stage.cliff(operand), stage.base(v, operand)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpu_runtime.network import FP16_MAX, Network, Op, exists
+from gpu_runtime.network import FP16_MAX, Network, Op
+from gpu_runtime.precision import execution
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.problems.problem import ConcatProblem, MoveProblem, PointwiseProblem, PoolProblem
@@ -42,11 +43,9 @@ class Reach:
 
 def reach(network: Network, maskable: Container[str] = ()) -> dict[str, Reach]:
     """Returns tensor -> the values from constants, in the unfused network. `maskable`: inputs that may contain -infinity."""
-    choice = {group: options[0] for group, options in network.groups}
     found = {t.name: Reach(infinite=t.name in maskable) for t in network.inputs}
-    for op in network.ops:
-        if exists(op, choice):
-            found[op.output] = _reach(op, found)
+    for op in execution.plain(network):
+        found[op.output] = _reach(op, found)
     return found
 
 

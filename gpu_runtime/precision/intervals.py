@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from gpu_runtime.network import Network, Op, exists
+from gpu_runtime.network import Network, Op
+from gpu_runtime.precision import execution
 from tactics.problems.epilogue import AFFINE
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.intervals import ANY, POSITIVE, Image, Interval
@@ -40,14 +41,12 @@ Known = Mapping[str, Interval]
 
 def known(network: Network) -> dict[str, Interval]:
     """Returns tensor -> its interval, in the unfused network."""
-    choice = {group: options[0] for group, options in network.groups}
     found = {t.name: OF_TYPE.get(t.dtype, ANY) for t in network.inputs}
     maker: dict[str, Op] = {}
-    for op in network.ops:
-        if exists(op, choice):
-            v = _interval(op, found, maker)
-            found[op.output] = v.stored() if network.type(op.output).dtype == "fp16" else v
-            maker[op.output] = op
+    for op in execution.plain(network):
+        v = _interval(op, found, maker)
+        found[op.output] = v.stored() if network.type(op.output).dtype == "fp16" else v
+        maker[op.output] = op
     return found
 
 
@@ -59,11 +58,8 @@ def along(op: Op, found: Known) -> Iterator[tuple[Stage, Interval, Interval | No
     """
     v, of = found[op.inputs[0]], frozenset(op.inputs[:1])
     for stage in op.problem.stages:
-        operand, name = None, stage.operand
-        if name.startswith("t"):
-            operand = found[op.inputs[int(name[1:])]]
-        elif name:
-            operand = _of(op.weights[name])
+        name = stage.operand
+        operand = _operand(op, name, found) if name else None
         yield stage, v, operand, of
         alone = stage == Stage("mul", "t0") and stage is op.problem.stages[0]  # x * x
         v = (Stage("square") if alone else stage).interval(v, operand)
@@ -109,9 +105,13 @@ def _library(op: Op, found: Known) -> Interval:
             v = v.hull(Interval(0.0, 0.0))  # 0.5 becomes 0
         return v if limits.low <= v.low and v.high <= limits.high else limits  # a Cast to 8 bits wraps
     if p.function in IMAGES and all(p.arguments):
-        ends = [found[op.inputs[int(a[1:])]] if a[0] == "t" else _of(op.weights[a]) for a in p.arguments]
-        return functools.reduce(IMAGES[p.function], ends)
+        return functools.reduce(IMAGES[p.function], (_operand(op, a, found) for a in p.arguments))
     return OF_TYPE.get(p.dtype, ANY)
+
+
+def _operand(op: Op, name: str, found: Known) -> Interval:
+    """Returns the interval of an op's operand: an input (t0, t1, ...) or a weight."""
+    return found[op.inputs[int(name[1:])]] if name.startswith("t") else _of(op.weights[name])
 
 
 def _of(values: np.ndarray) -> Interval:

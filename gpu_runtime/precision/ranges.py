@@ -25,6 +25,7 @@ from gpu_runtime.precision.execution import too_large
 from gpu_runtime.runtime.findings import Compared
 from gpu_runtime.text import not_finite
 from tactics import fp32
+from tactics.planner.grouping import Together
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
 from tactics.problems.library_problem import LibraryProblem
@@ -287,15 +288,7 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
 
     e is 0 if a tensor of its class is in `fixed`, or an op reads one unscaled.
     """
-    parent = {t: t for t in network.tensors}
-
-    def root(t: str) -> str:
-        while parent[t] != t:
-            parent[t] = parent[parent[t]]
-            t = parent[t]
-        return t
-
-    fixed = dict(fixed)
+    together, fixed = Together[str](), dict(fixed)
     for op in network.ops:
         p, tensors = op.problem, (*op.inputs, op.output)
         if isinstance(p, (ConvProblem, ConvTransposeProblem)):
@@ -313,16 +306,17 @@ def _exponents(network: Network, caps: Mapping[str, int], fixed: Mapping[str, st
             fixed |= dict.fromkeys(tensors, f"{op.name} ({what}) needs it unscaled") | fixed
             same = ()
         for t in same[1:]:
-            parent[root(t)] = root(same[0])
+            together.unite(same[0], t)
+    root = {t: together.root(t) for t in network.tensors}
     pinned: dict[str, tuple[str, str]] = {}
     for t, why in fixed.items():
-        pinned.setdefault(root(t), (t, why))
+        pinned.setdefault(root[t], (t, why))
     need: dict[str, int] = {}
     for t, e in caps.items():
-        if root(t) not in pinned:
-            need[root(t)] = min(need.get(root(t), 0), e)
-    whys = {t: "it shares the scale of {!r}: {}".format(*pinned[root(t)]) for t in parent if root(t) in pinned} | fixed
-    return {t: need[root(t)] for t in network.tensors if need.get(root(t), 0)}, whys
+        if root[t] not in pinned:
+            need[root[t]] = min(need.get(root[t], 0), e)
+    whys = {t: "it shares the scale of {!r}: {}".format(*pinned[r]) for t, r in root.items() if r in pinned} | fixed
+    return {t: need[r] for t, r in root.items() if need.get(r, 0)}, whys
 
 
 def _scaled(op: Op, exponents: Mapping[str, int]) -> Op:

@@ -21,7 +21,7 @@ from gpu_runtime.explain.figures import (
     pruning_text,
     us_text,
 )
-from gpu_runtime.frontend.source import ModelLike
+from gpu_runtime.frontend.files.source import ModelLike
 from gpu_runtime.progress import Listener, ignore
 from gpu_runtime.runtime.fields import Shown
 from gpu_runtime.runtime.plan_record import Outlook

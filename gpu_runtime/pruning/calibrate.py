@@ -18,9 +18,10 @@ from onnx import helper, numpy_helper
 from gpu_runtime.accuracy import sessions
 from gpu_runtime.accuracy.errors import Accuracy, Difference
 from gpu_runtime.accuracy.metrics import Arrays, Judge
-from gpu_runtime.frontend.load import copied, stored_tensors
-from gpu_runtime.frontend.weights import Weight, put
+from gpu_runtime.frontend.files.load import copied, stored_tensors
+from gpu_runtime.frontend.files.weights import Weight, put
 from gpu_runtime.progress import Listener, Progress
+from tactics.planner.grouping import grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +104,8 @@ def calibrate(
     """
     trial = _Trial.of(reference, changed, pruned, dense)
     everything = frozenset(w.name for w in pruned)
-    parts: dict[tuple[str, str], list[str]] = {}  # a unit, or a single weight
-    for w in pruned:
-        parts.setdefault((units.get(w.name, ""), "" if w.name in units else w.name), []).append(w.name)
+    # Weights of a unit together, others alone.
+    parts = grouped(((units.get(w.name, ""), "" if w.name in units else w.name), w.name) for w in pruned)
     found = {}
     for i, names in enumerate(parts.values()):
         progress(Progress("trial", names[0], i, len(parts)))

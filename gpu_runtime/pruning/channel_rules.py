@@ -10,14 +10,13 @@ with 8 to 23 along axis 0.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import title
-from gpu_runtime.frontend.weights import int_attribute
+from gpu_runtime.frontend.files.load import int_attribute, title
 from gpu_runtime.pruning.channel_spaces import MOST_LABELS, Labels, Spaces
 from gpu_runtime.pruning.channel_walk import NOT_ALIKE, Outputs, Refused, Rule, Shape, Walk, attributes_of, on_axis_1
 from tactics.problems.operators import ALIKE, JOINED, REDUCE, RESHAPES, WINDOWS
@@ -41,6 +40,11 @@ def channel_spaces(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> Space
 
 
 # ---- rules
+
+
+def _of_first(rule: Callable[[Walk, onnx.NodeProto, Labels], Outputs]) -> Rule:
+    """Returns the rule of a node whose first input alone has channels: without labels, its output has none either."""
+    return lambda walk, node, ins: [None] if ins[0] is None else rule(walk, node, ins[0])
 
 
 def _alike(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
@@ -195,11 +199,10 @@ def _window(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     return [ins[0]]
 
 
-def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+def _resize(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     """Resize and Upsample, which must keep the axis of channels: its size, and a scale of 1 (not in tf_crop_and_resize)."""
-    labels, given = on_axis_1(node, ins[0]), attributes_of(node)
-    if labels is None:
-        return [None]
+    on_axis_1(node, labels)
+    given = attributes_of(node)
     before, after = walk.dims(node.input[0]), walk.dims(node.output[0])
     slot = 1 if len(node.input) == 2 else 2  # after the regions of interest, since opset 11
     scales = np.asarray(given.get("scales", ()), np.float64)
@@ -211,13 +214,10 @@ def _resize(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     }
     if special or before[1] != after[1] or (scales.size > 1 and scales[1] != 1):
         raise Refused(f"{title(node)} may resize the channel axis")
-    return [ins[0]]
+    return [labels]
 
 
-def _pad(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels = ins[0]
-    if labels is None:
-        return [None]
+def _pad(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     pads, axes, rank = walk.numbers(node, 1, "pads", "paddings"), walk.numbers(node, 3), labels.ids.ndim
     if pads is None or len(pads) != 2 * (rank if axes is None else len(axes)):
         raise Refused(f"the pads of {title(node)} are not constant")
@@ -274,10 +274,7 @@ def _taken(walk: Walk, labels: Labels, index: np.ndarray, axis: int) -> Labels:
     return taken
 
 
-def _slice(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels = ins[0]
-    if labels is None:
-        return [None]
+def _slice(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     starts, ends = walk.numbers(node, 1, "starts"), walk.numbers(node, 2, "ends")
     if starts is None or ends is None:
         raise Refused(f"the starts or ends of {title(node)} are not constant")
@@ -318,22 +315,16 @@ def _gather(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> O
     return [_taken(walk, labels, index, axis)]
 
 
-def _transpose(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels = ins[0]
-    if labels is None:
-        return [None]
+def _transpose(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     perm = walk.numbers(node, 1, "perm") or list(range(labels.ids.ndim))[::-1]
     return [Labels(labels.ids.transpose(perm), labels.tags.transpose(perm))]
 
 
-def _reshape(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+def _reshape(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     """Reshape, Flatten, Squeeze and Unsqueeze, by the shapes before and after.
 
     Example: [1, 8, 2, 2] -> [1, 32] gives each label 4 times, once for each pixel, with a tag for the pixel.
     """
-    labels = ins[0]
-    if labels is None:
-        return [None]
     before, after = walk.dims(node.input[0]), walk.dims(node.output[0])
     first, last, to, end = _touched(node, before, after, labels.axes)
     inner = before[first:last]
@@ -368,18 +359,14 @@ def _touched(node: onnx.NodeProto, before: Shape, after: Shape, axes: Sequence[i
     return first, last, tails.index(heads[first]), ends[0]
 
 
-def _symmetric(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
+def _symmetric(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     """Softmax, LogSoftmax and LpNormalization, for which the order of the elements along an axis does not matter."""
-    labels = ins[0]
-    if labels is not None and len(labels.axes) > 1:
+    if len(labels.axes) > 1:
         raise Refused(f"{title(node)} has channels on several axes")
     return [labels]
 
 
-def _reduce(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Outputs:
-    labels = ins[0]
-    if labels is None:
-        return [None]
+def _reduce(walk: Walk, node: onnx.NodeProto, labels: Labels) -> Outputs:
     rank, axes = labels.ids.ndim, walk.numbers(node, 1, "axes")
     if not axes and int_attribute(node, "noop_with_empty_axes", 0):
         return [labels]
@@ -418,13 +405,14 @@ def _coded(walk: Walk, node: onnx.NodeProto, ins: Sequence[Labels | None]) -> Ou
 # fmt: off
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(ALIKE, _alike), **dict.fromkeys(JOINED, _elementwise), **dict.fromkeys(WINDOWS, _window),
-    **dict.fromkeys(REDUCE, _reduce), **dict.fromkeys(SIZES, _size),
-    **dict.fromkeys(RESHAPES, _reshape), **dict.fromkeys(("Expand", "CastLike"), _spread),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), _symmetric),
+    **dict.fromkeys(REDUCE, _of_first(_reduce)), **dict.fromkeys(SIZES, _size),
+    **dict.fromkeys(RESHAPES, _of_first(_reshape)), **dict.fromkeys(("Expand", "CastLike"), _spread),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "LpNormalization"), _of_first(_symmetric)),
     **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), _norm),
-    **dict.fromkeys(("Resize", "Upsample"), _resize),
-    "Conv": _conv, "Dropout": _dropout, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul, "Pad": _pad,
+    **dict.fromkeys(("Resize", "Upsample"), _of_first(_resize)),
+    "Conv": _conv, "Dropout": _dropout, "ConvTranspose": _conv_transpose, "Gemm": _gemm, "MatMul": _matmul,
     **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _coded),
-    "Concat": _concat, "Slice": _slice, "Split": _split, "Gather": _gather, "Transpose": _transpose,
+    "Concat": _concat, "Split": _split, "Gather": _gather,
+    "Pad": _of_first(_pad), "Slice": _of_first(_slice), "Transpose": _of_first(_transpose),
 }
 # fmt: on

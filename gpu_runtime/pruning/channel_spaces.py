@@ -22,6 +22,8 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
+from tactics.planner.grouping import grouped
+
 MOST_LABELS = 1 << 20  # of one tensor; larger tensors are pinned
 
 
@@ -181,9 +183,7 @@ class Recorder:
         places.
         """
         classes = self._classes()
-        groups: dict[bytes, list[int]] = {}
-        for c, signature in enumerate(self._signatures(classes)):
-            groups.setdefault(signature, []).append(c)
+        groups = grouped((signature, c) for c, signature in enumerate(self._signatures(classes)))
         space_of, rank = np.full(len(classes) and classes.max() + 1, -1), np.zeros(len(classes) and classes.max() + 1, np.int64)
         sizes: list[int] = []
         for members in groups.values():

@@ -9,9 +9,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from gpu_runtime.frontend.load import read_by, stored_tensors, title, to_array
-from gpu_runtime.frontend.weights import View, seen_dims, views_of_constants
+from gpu_runtime.frontend.files.load import read_by, stored_tensors, title, to_array
+from gpu_runtime.frontend.files.weights import View, seen_dims, views_of_constants
 from gpu_runtime.pruning.channel_spaces import Labels, Recorder
+from tactics.planner.grouping import grouped
 
 Shape = tuple[int, ...]
 Outputs = list[Labels | None]
@@ -76,13 +77,11 @@ class Walk:
         """Pins the network's outputs, and stored constants that are read in two ways."""
         for v in self.graph.output:
             self.recorder.pin(self.labels.get(v.name), f"its channels reach the network output {v.name}")
-        ways: dict[str, set[str]] = {}
-        for key in self.recorder.constants:
-            ways.setdefault(self.sources[key.name][0], set()).add(key.name)
+        ways = grouped((self.sources[key.name][0], key.name) for key in self.recorder.constants)
         leaving = {self.sources[v.name][0] for v in self.graph.output if v.name in self.sources}
         for key, labels in [*self.recorder.constants.items()]:
             base = self.sources[key.name][0]
-            if len(ways[base]) > 1 or base in leaving:
+            if len({*ways[base]}) > 1 or base in leaving:
                 self.recorder.pin(labels, f"{base} is read through several views (such as Transpose), or is an output")
 
     # ---- the rules' queries and records

@@ -11,8 +11,8 @@ import numpy as np
 from onnx import numpy_helper
 
 from cuda_kernels import sparse24
-from gpu_runtime.frontend.load import load_whole, named, stored_tensors
-from gpu_runtime.frontend.source import source_of
+from gpu_runtime.frontend.files.load import load_whole, named, stored_tensors
+from gpu_runtime.frontend.files.source import source_of
 from gpu_runtime.progress import warn
 from gpu_runtime.pruning.result import Result
 from gpu_runtime.text import several

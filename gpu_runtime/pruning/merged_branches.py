@@ -18,9 +18,9 @@ from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.explain.figures import span_text
 from gpu_runtime.explain.names import grouped
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.load import copied
+from gpu_runtime.frontend.files.load import copied
+from gpu_runtime.frontend.files.weights import checked, weights
 from gpu_runtime.frontend.summaries import pattern
-from gpu_runtime.frontend.weights import checked, weights
 from gpu_runtime.fusion import fuse
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common, no_fours

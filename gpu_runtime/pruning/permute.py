@@ -16,9 +16,9 @@ import onnx
 from onnx import numpy_helper
 from scipy.optimize import linear_sum_assignment
 
-from gpu_runtime.frontend.check import inferred
-from gpu_runtime.frontend.load import SMALL_BYTES, stored_tensors, to_array
-from gpu_runtime.frontend.weights import Weight, put, seen, views_of_constants, weights
+from gpu_runtime.frontend.files.check import inferred
+from gpu_runtime.frontend.files.load import SMALL_BYTES, put_nodes, stored_tensors, to_array
+from gpu_runtime.frontend.files.weights import Weight, put, seen, views_of_constants, weights
 from gpu_runtime.progress import Listener, Progress, ignore
 from gpu_runtime.pruning.channel_rules import channel_spaces
 from gpu_runtime.pruning.channel_spaces import ConstantAxis, Space, Spaces
@@ -91,9 +91,7 @@ def tensor_shapes(proto: onnx.ModelProto, inputs: Mapping[str, tuple[int, ...]])
             small.graph.initializer.append(t)
     stored = dict(stored_tensors(small.graph))
     folded = {name: a for name, a in integers(small.graph).items() if name not in stored}
-    kept = [node for node in small.graph.node if folded.keys().isdisjoint(node.output)]
-    del small.graph.node[:]
-    small.graph.node.extend(kept)
+    put_nodes(small.graph, (node for node in small.graph.node if folded.keys().isdisjoint(node.output)))
     small.graph.initializer.extend(numpy_helper.from_array(a, name) for name, a in folded.items())
     graph = inferred(small, data_prop=True).graph
     found = {}

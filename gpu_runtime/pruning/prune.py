@@ -12,9 +12,9 @@ import onnx
 from gpu_runtime.accuracy.metrics import Metric, judge
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.load import copied, load_whole, named, stored_tensors
-from gpu_runtime.frontend.source import Examples, ModelLike, source_of
-from gpu_runtime.frontend.weights import Weight, check, prune_one, weights
+from gpu_runtime.frontend.files.load import copied, load_whole, named, stored_tensors
+from gpu_runtime.frontend.files.source import Examples, ModelLike, source_of
+from gpu_runtime.frontend.files.weights import Weight, check, prune_one, weights
 from gpu_runtime.fusion.branches import Sum
 from gpu_runtime.fusion.common_pattern import common
 from gpu_runtime.progress import Listener, Progress, ignore, logged, report
@@ -24,6 +24,7 @@ from gpu_runtime.pruning.benefit import NO_DEVICE, Forecast, forecast, paying
 from gpu_runtime.pruning.calibrate import Calibrated, Reference, calibrate
 from gpu_runtime.pruning.result import Pruned, Result, Shared
 from gpu_runtime.stored_pattern import as_stored
+from tactics.planner.grouping import grouped
 
 Found = tuple[list[Pruned], list[Weight]]  # a row for each weight, and the weights to prune
 AUTO = "auto"  # as `layers`
@@ -222,9 +223,7 @@ def _distinct(graph: onnx.GraphProto) -> list[Weight]:
 def _rows(graph: onnx.GraphProto, choice: Choice) -> Found:
     """Returns (a row for each weight, as if all chosen ones were pruned; the chosen weights). Raises ModelError."""
     found, rows, chosen = weights(graph), [], []
-    layers: dict[str, list[str]] = {}
-    for w in found:
-        layers.setdefault(w.name, []).append(w.node.name)
+    layers = grouped((w.name, w.node.name) for w in found)
     _check_patterns((*(choice.only or ()), *choice.skip), layers)
     if not any(not w.reason for w in found):
         raise ModelError(NONE_CAN)

@@ -7,6 +7,7 @@ function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(node.style, value);
     else node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.filter((child) => child !== null && child !== undefined));
@@ -37,8 +38,13 @@ function dot(kind) {
   return el("i", { class: `dot fill-${kind}` });
 }
 
-function badge(kind) {
-  return el("span", { class: "badge" }, dot(kind), KINDS[kind]);
+function badge(kind, text = KINDS[kind]) {
+  return el("span", { class: "badge" }, dot(kind), text);
+}
+
+// Keys and texts in two columns.
+function factList(facts, attributes = {}) {
+  return el("dl", {}, ...facts.flatMap(([key, text]) => [el("dt", {}, key), el("dd", attributes, text)]));
 }
 
 // ---- figures
@@ -80,6 +86,11 @@ function versus(value, base) {
 
 function short(text, most) {
   return text.length > most ? `${text.slice(0, most - 1)}\u2026` : text;
+}
+
+// The longest time of a layer of the pages, with its error.
+function longest(...pages) {
+  return Math.max(...pages.flatMap((page) => page.layers.map((layer) => layer.high_us ?? layer.us)), 1e-9);
 }
 
 function tactic(page, layer) {
@@ -150,12 +161,27 @@ function frame(width, height, title) {
   return svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": title });
 }
 
-// Round steps for an axis from 0 to `most`.
-function steps(most, wanted) {
-  const raw = most / wanted || 1;
+// Multiples of a round step, for an axis from `low` to `high`.
+function steps(low, high, wanted) {
+  const raw = (high - low) / wanted || 1;
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= raw);
-  return Array.from({ length: Math.floor(most / step + 1e-9) + 1 }, (_, i) => i * step);
+  const first = Math.ceil(low / step);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
+}
+
+function xAxis(root, { x, top, bottom }, values) {
+  for (const value of values) {
+    root.append(line(x(value), top, x(value), bottom, "axis"),
+      label(x(value), bottom + 15, plain(value), { "text-anchor": "middle", class: "soft" }));
+  }
+}
+
+function yAxis(root, { y, left, right }, values, text = plain) {
+  for (const value of values) {
+    root.append(line(left, y(value), right, y(value), "axis"),
+      label(left - 6, y(value) + 4, text(value), { "text-anchor": "end", class: "soft" }));
+  }
 }
 
 function rounded(value) {

@@ -1,14 +1,8 @@
 // Roofline, pruning, memory.
 
 function scatterAxes(root, box, xs, ys, titles) {
-  for (const [value, text] of xs) {
-    root.append(line(box.x(value), box.top, box.x(value), box.bottom, "axis"),
-      label(box.x(value), box.bottom + 15, text, { "text-anchor": "middle", class: "soft" }));
-  }
-  for (const [value, text] of ys) {
-    root.append(line(box.left, box.y(value), box.right, box.y(value), "axis"),
-      label(box.left - 6, box.y(value) + 4, text, { "text-anchor": "end", class: "soft" }));
-  }
+  xAxis(root, box, xs);
+  yAxis(root, box, ys);
   root.append(label((box.left + box.right) / 2, box.bottom + 32, titles[0], { "text-anchor": "middle" }),
     label(box.left - 40, box.top - 8, titles[1]));
 }
@@ -59,8 +53,7 @@ function roofline(page, nodes, points, width) {
   const height = 340;
   const box = logBox(width, height, points, peaks);
   const root = frame(width, height, "Roofline of the device and the layers under it");
-  scatterAxes(root, box, powers(box.x0, box.x1).map((v) => [v, plain(v)]), powers(box.y0, box.y1).map((v) => [v, plain(v)]),
-    ["operations per byte moved at least", "TFLOP/s"]);
+  scatterAxes(root, box, powers(box.x0, box.x1), powers(box.y0, box.y1), ["operations per byte moved at least", "TFLOP/s"]);
   root.append(roof(box, peaks.dram_gbps, peaks.dense_tflops, "roof", `DRAM ${peaks.dram_gbps} GB/s, dense ${rounded(peaks.dense_tflops)} TFLOP/s`),
     roof(box, peaks.l2_gbps, peaks.dense_tflops, "roof", `L2 ${rounded(peaks.l2_gbps)} GB/s`),
     roof(box, peaks.l2_gbps, 2 * peaks.dense_tflops, "roof2", `2:4 sparse, ${rounded(2 * peaks.dense_tflops)} TFLOP/s of the dense layer`),
@@ -95,10 +88,7 @@ function pruning(page, nodes, points, width) {
   const low = Math.min(...points.map((p) => p.y), 0) * 1.15;
   const box = { left, right, top, bottom, x: (v) => left + (v / x1) * (right - left), y: (v) => bottom - ((v - low) / (high - low)) * (bottom - top) };
   const root = frame(width, height, "Time saved and weight energy lost by 2:4");
-  const step = steps(high - low, 5)[1];
-  const ys = Array.from({ length: 20 }, (_, i) => (i + Math.ceil(low / step)) * step).filter((v) => v <= high);
-  scatterAxes(root, box, steps(x1, 5).map((v) => [v, plain(v)]), ys.map((v) => [v, plain(v)]),
-    ["weight energy that pruning to 2:4 removes (%)", "us saved"]);
+  scatterAxes(root, box, steps(0, x1, 5), steps(low, high, 5), ["weight energy that pruning to 2:4 removes (%)", "us saved"]);
   root.append(line(left, box.y(0), right, box.y(0), "roof"));
   for (const p of points) root.append(point(page, nodes, p.i, box.x(p.x), box.y(p.y), `${us(p.y, page.verdict)} saved for ${p.x.toFixed(2)} % of its weight energy`));
   return root;
@@ -134,12 +124,9 @@ function memoryMap(page, nodes, width) {
   const y = (offset) => bottom - (offset / (memory.nbytes || 1)) * (bottom - top);
   const root = frame(width, height, "Memory of activations over the launches");
   const unit = memory.nbytes > 2 << 20 ? 1 << 20 : 1 << 10;
-  for (const value of steps(memory.nbytes / unit, 5)) {
-    const at = y(value * unit);
-    root.append(line(left, at, right, at, "axis"),
-      label(left - 6, at + 4, `${plain(value)} ${unit > 1024 ? "MiB" : "KiB"}`, { "text-anchor": "end", class: "soft" }));
-  }
-  for (const step of steps(launches, Math.min(launches, width / 90)).filter(Number.isInteger)) {
+  const figure = (value) => `${plain(value / unit)} ${unit > 1024 ? "MiB" : "KiB"}`;
+  yAxis(root, { y, left, right }, steps(0, memory.nbytes / unit, 5).map((value) => value * unit), figure);
+  for (const step of steps(0, launches, Math.min(launches, width / 90)).filter(Number.isInteger)) {
     root.append(label(x(step), bottom + 15, plain(step), { "text-anchor": "middle", class: "soft" }));
   }
   root.append(label((left + right) / 2, bottom + 33, "launch", { "text-anchor": "middle" }));

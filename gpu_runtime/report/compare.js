@@ -31,9 +31,8 @@ function changeCell(a, b, pair) {
 function pairRow(a, b, pair, most) {
   const layer = pair.left || pair.right;
   const open = pair.i === null ? null : () => select(pair.i, "compare");
-  const row = el("tr", { onclick: open, hidden: pair.same },
+  return el("tr", { onclick: open, hidden: pair.same },
     el("td", {}, el("div", { class: "name", title: layer.name }, layer.name)), side(a, pair.left, most), side(b, pair.right, most), changeCell(a, b, pair));
-  return row;
 }
 
 function about(letter, verdict) {
@@ -58,8 +57,7 @@ function compareHead(a, b, pairs) {
 function showCompare(pages, joined) {
   const [a, b] = pages;
   const pairs = joined.map((pair) => pairFacts(a, b, pair)).sort((p, q) => p.same - q.same || Math.abs(q.change) - Math.abs(p.change));
-  const most = Math.max(...pages.flatMap((page) => page.layers.map((layer) => layer.high_us ?? layer.us)), 1e-9);
-  const rows = pairs.map((pair) => pairRow(a, b, pair, most));
+  const rows = pairs.map((pair) => pairRow(a, b, pair, longest(...pages)));
   const same = pairs.filter((pair) => pair.same).length;
   const toggle = el("button", { type: "button", id: "show-same", "aria-pressed": "false", onclick: () => {
     const on = toggle.getAttribute("aria-pressed") === "false";

@@ -19,6 +19,7 @@ from gpu_runtime.runtime.findings import ChoiceRow, Choices, SparsityRow
 from gpu_runtime.runtime.plan_record import Bound, EngineRecord, Layer, PlanRecord, TensorPlace
 from gpu_runtime.text import printable
 from tactics.planner.graph import to_us
+from tactics.planner.grouping import grouped
 from tactics.tactic import Tactic
 
 Keys = dict[str, Any]  # an object of the page's JSON
@@ -111,10 +112,8 @@ class _Forms:
 
     def __init__(self, choices: Choices | None, numbers: dict[Tactic, int]):
         self.tactics, self.numbers = choices.tactics if choices else (), numbers
-        self.by_name: dict[str, list[ChoiceRow]] = {}
-        for row in choices.choices if choices else ():
-            for name in dict.fromkeys((row.op, row.layer, *row.layers)):
-                self.by_name.setdefault(name, []).append(row)
+        rows = choices.choices if choices else ()
+        self.by_name = grouped((name, row) for row in rows for name in dict.fromkeys((row.op, row.layer, *row.layers)))
 
     def number(self, tactic: Tactic) -> int:
         """Returns the tactic's number on the page, a new one at its first use."""

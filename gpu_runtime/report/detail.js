@@ -28,15 +28,6 @@ function candidateMark(page, layer, candidate, own, x, y) {
   return shape;
 }
 
-function candidateAxis(root, least, most, x, bottom) {
-  const step = steps(most - least, 4)[1] || most;
-  for (let n = Math.ceil(least / step); n * step <= most; n++) {
-    const value = n * step;
-    root.append(line(x(value), 4, x(value), bottom, "axis"),
-      label(x(value), bottom + 14, plain(value), { "text-anchor": "middle", class: "soft" }));
-  }
-}
-
 function candidatePlot(page, layer, rows, width) {
   const names = rows.map((row) => (row.own ? row.formats : `${row.formats} *`));
   const left = Math.min(190, width * 0.5);
@@ -47,7 +38,7 @@ function candidatePlot(page, layer, rows, width) {
   const root = frame(width, height, "Candidates by formats and time");
   const x = (value) => left + 8 + ((value - least) / (most - least || 1)) * (width - left - 20);
   root.append(svg("rect", { class: "error", x: x(low), y: 0, width: x(high) - x(low), height: height - 22 }));
-  candidateAxis(root, least, most, x, height - 22);
+  xAxis(root, { x, top: 4, bottom: height - 23 }, steps(least, most, 4));
   rows.forEach((row, i) => {
     const y = 20 * i + 14;
     root.append(svg("text", { x: 0, y: y + 4, class: row.own ? "" : "soft" }, short(names[i], Math.floor(left / 6.4)), svg("title", {}, `${row.form.op}\n${row.formats}`)),
@@ -61,8 +52,7 @@ function showCandidates(page, layer, place) {
   const rows = candidateRows(page, layer);
   if (!rows.length) return;
   place.append(el("h3", {}, "Candidates (us)"),
-    el("div", { class: "legend" }, el("span", { class: "badge" }, dot("dense"), "dense"),
-      el("span", { class: "badge" }, dot("sparse"), "2:4 sparse (diamond)"), "outlined: chosen; shaded: its error"));
+    el("div", { class: "legend" }, badge("dense", "dense"), badge("sparse", "2:4 sparse (diamond)"), "outlined: chosen; shaded: its error"));
   const box = el("div", { class: "candidates" });
   place.append(box);
   chart(box, (width) => candidatePlot(page, layer, rows.slice(0, FEW), width));
@@ -94,10 +84,9 @@ function nearButton(page, node, tensor) {
     return el("div", { class: "sub" }, `${what} ${t.name}, ${text}`);
   }
   const layer = page.layers[node];
-  const button = el("button", { type: "button", "data-near": node, onclick: () => select(node, "near") },
+  const style = { borderLeftColor: `var(--${layer.kind})` };
+  return el("button", { type: "button", style, "data-near": node, onclick: () => select(node, "near") },
     layer.name, el("div", { class: "sub" }, `${us(layer.us, page.verdict)}, ${KINDS[layer.kind]}; ${text}`));
-  button.style.borderLeftColor = `var(--${layer.kind})`;
-  return button;
 }
 
 function showNear(page, at, place) {
@@ -106,12 +95,6 @@ function showNear(page, at, place) {
   const after = edges.filter(([from]) => from === at).map(([, to, t]) => nearButton(page, to, t));
   place.append(el("h3", {}, "Place in the graph"), el("div", { class: "near" },
     ...before, el("div", { class: "here" }, page.layers[at].name), ...after));
-}
-
-function factList(facts) {
-  const list = el("dl", { class: "facts" });
-  for (const [key, text] of facts) list.append(el("dt", {}, key), el("dd", {}, text));
-  return list;
 }
 
 function numbers(page, layer) {

@@ -80,16 +80,12 @@ function showNode(page, view, at) {
 function graphTools(page, view, colours) {
   const button = (text, title, onclick) => el("button", { type: "button", title, onclick }, text);
   const fit = () => zoomed(view, (view.box.clientWidth - 20) / view.width);
-  const keys = [...colours].map(([format, colour]) => {
-    const swatch = el("i", { class: "dot" });
-    swatch.style.background = colour;
-    return el("span", { class: "badge" }, swatch, format);
-  });
+  const keys = [...colours].map(([format, background]) => el("span", { class: "badge" }, el("i", { class: "dot", style: { background } }), format));
   const reformats = page.layers.filter((layer) => layer.kind === "reformat").length;
   return el("div", { class: "legend" },
     button("\u2212", "Smaller", () => zoomed(view, view.zoom / 1.3)), button("+", "Larger", () => zoomed(view, view.zoom * 1.3)),
     button("fit", "As wide as this box", fit), button("selected", "To the selected layer", () => showNode(page, view, selection.layer)),
-    "edges:", ...keys, el("span", { class: "badge" }, dot("reformat"), `${reformats} reformats, dashed`));
+    "edges:", ...keys, badge("reformat", `${reformats} reformats, dashed`));
 }
 
 function showGraph(page) {

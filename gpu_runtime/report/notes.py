@@ -105,7 +105,7 @@ def annotated(record: EngineRecord, path: str | Path) -> bytes:
     The annotated model computes the same results. `path`: the model's file. Raises ModelError if it cannot be read, ValueError
     if the engine was built from another model.
     """
-    from gpu_runtime.frontend import load, weights
+    from gpu_runtime.frontend.files import load, weights
 
     with files.open_regular(path) as file:
         found = hashlib.sha256(file.read()).hexdigest()

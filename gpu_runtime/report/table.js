@@ -15,24 +15,17 @@ function showStrip(page) {
   strip.classList.toggle("many", page.layers.length > 120);
   page.layers.forEach((layer, i) => {
     if (!layer.us) return;
-    const piece = el("i", { class: `fill-${layer.kind}`, title: layerTitle(page, layer), onclick: () => select(i, "strip") });
-    piece.style.flexGrow = layer.us;
-    strip.append(gather(nodes, i, piece));
+    const style = { flexGrow: layer.us };
+    strip.append(gather(nodes, i, el("i", { class: `fill-${layer.kind}`, style, title: layerTitle(page, layer), onclick: () => select(i, "strip") })));
   });
   onSelect((layer, before) => mark(nodes, layer, before));
 }
 
 function bar(layer, most) {
-  const inner = el("i", { class: `fill-${layer.kind}` });
-  inner.style.width = `${100 * layer.us / most}%`;
-  const box = el("div", { class: "bar" }, inner);
-  if (layer.low_us !== undefined && layer.us) {
-    const error = el("u");
-    error.style.left = `${100 * layer.low_us / most}%`;
-    error.style.width = `${100 * (layer.high_us - layer.low_us) / most}%`;
-    box.append(error);
-  }
-  return box;
+  const share = (value) => `${100 * value / most}%`;
+  const known = layer.low_us !== undefined && layer.us;
+  return el("div", { class: "bar" }, el("i", { class: `fill-${layer.kind}`, style: { width: share(layer.us) } }),
+    known ? el("u", { style: { left: share(layer.low_us), width: share(layer.high_us - layer.low_us) } }) : null);
 }
 
 // "a, b -> c", a line for each part.
@@ -105,7 +98,8 @@ function chip(table, kind, layers) {
 }
 
 function showFilters(table) {
-  const groups = grouped(table.layers);
+  const groups = new Map();
+  for (const layer of table.layers) gather(groups, layer.kind, layer);
   const types = [...new Set(table.layers.map((layer) => layer.type))].sort();
   table.kinds = new Set(groups.keys());
   table.search = el("input", {
@@ -117,12 +111,6 @@ function showFilters(table) {
   table.shown = el("span", { id: "shown", class: "soft", role: "status" });
   const kinds = Object.keys(KINDS).filter((kind) => groups.has(kind));
   by("filters").append(...kinds.map((kind) => chip(table, kind, groups.get(kind))), table.type, table.search, table.shown);
-}
-
-function grouped(layers) {
-  const groups = new Map();
-  for (const layer of layers) gather(groups, layer.kind, layer);
-  return groups;
 }
 
 function searchable(page, layer) {
@@ -160,7 +148,7 @@ function follow(table, layer, before, from) {
 }
 
 function showTable(page) {
-  const most = Math.max(...page.layers.map((layer) => layer.high_us ?? layer.us), 1e-9);
+  const most = longest(page);
   const table = { page, layers: page.layers, sorted: {} };
   table.rows = page.layers.map((layer, i) => row(page, layer, i, most));
   table.texts = page.layers.map((layer) => searchable(page, layer));

@@ -43,10 +43,8 @@ function showVerdict(page) {
 
 function showEnvironment(pages) {
   for (const page of pages) {
-    const list = el("dl");
-    for (const [key, value] of page.environment) list.append(el("dt", {}, key), el("dd", { class: "code" }, value));
     by("environment").append(
-      ...(pages.length > 1 ? [el("h3", {}, page.verdict.model)] : []), list,
+      ...(pages.length > 1 ? [el("h3", {}, page.verdict.model)] : []), factList(page.environment, { class: "code" }),
       el("p", {}, "To build it again:"), el("pre", {}, page.command));
   }
 }

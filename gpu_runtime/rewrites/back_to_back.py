@@ -9,6 +9,7 @@ from typing import Any
 
 from gpu_runtime.network import Network, Op, Options, computes, joined, unique
 from tactics.families.back_to_back import reason_against
+from tactics.planner.grouping import grouped
 from tactics.problems.problem import BackToBackProblem, ConvProblem
 from tactics.problems.protocol import Problem
 
@@ -16,11 +17,8 @@ from tactics.problems.protocol import Problem
 def offer(network: Network) -> Network:
     """Returns the network with the alternatives added; `Op.layers` of a new op names both layers. No layer is in two pairs."""
     options, taken = Options(network), {""}
-    alternatives: dict[str, list[Op[Problem]]] = {}
-    for op in network.ops:
-        if not op.problem.only_dense:  # an op with several layers has a group already
-            for layer in op.layers or (op.layer,):
-                alternatives.setdefault(layer, []).append(op)
+    single = (op for op in network.ops if not op.problem.only_dense)  # an op with several layers has a group already
+    alternatives = grouped((layer, op) for op in single for layer in op.layers or (op.layer,))
     for first in network.ops:
         seconds = network.takers(first.output, partial(_fits, first))
         layers = {first.layer, *(op.layer for op in seconds)}

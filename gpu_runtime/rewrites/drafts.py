@@ -6,12 +6,12 @@ are connected if both read or make a tensor that only one of the two networks ha
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic
 
 import numpy as np
 
 from cuda_kernels import sparse24
-from gpu_runtime.network import APART, H, Literal, Network, Op, Options, computes
+from gpu_runtime.network import APART, Literal, Network, Op, Options, computes
+from tactics.planner.grouping import Together, grouped
 from tactics.problems.epilogue import VECTORS
 from tactics.problems.gather import GatherProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
@@ -61,26 +61,6 @@ class Draft:
 
 def unchanged(network: Network) -> Draft:
     return Draft(network, {op.name: i for i, op in enumerate(network.ops)})
-
-
-class Together(Generic[H]):
-    """Disjoint sets of things; each set has one of its things as its root."""
-
-    def __init__(self) -> None:
-        self._parent: dict[H, H] = {}
-
-    def root(self, thing: H) -> H:
-        last = thing
-        while last in self._parent:
-            last = self._parent[last]
-        while thing != last:  # shortens the path
-            self._parent[thing], thing = last, self._parent[thing]
-        return last
-
-    def unite(self, a: H, b: H) -> None:
-        first, second = self.root(a), self.root(b)
-        if first != second:
-            self._parent[second] = first
 
 
 # ---- convolutions over other channels
@@ -240,11 +220,8 @@ class _Changes:
 
     def components(self) -> Iterator[list[Op[Problem]]]:
         """Yields the connected sets of the network's changed ops, in order."""
-        found: dict[int, list[Op[Problem]]] = {}
-        for op in self.network.ops:
-            if any(op.name in gone for gone in self.gone.values()):
-                found.setdefault(self.root(op), []).append(op)
-        return iter(found.values())
+        changed = (op for op in self.network.ops if any(op.name in gone for gone in self.gone.values()))
+        return iter(grouped((self.root(op), op) for op in changed).values())
 
     def _join(self, form: Network, gone: Sequence[Op[Problem]], new: Sequence[Op[Problem]]) -> None:
         givers: dict[str, Op[Problem]] = {}

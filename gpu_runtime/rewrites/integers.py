@@ -35,7 +35,7 @@ from tactics.problems.problem import (
     PoolProblem,
 )
 from tactics.problems.prologue import Prologue
-from tactics.problems.protocol import Problem
+from tactics.problems.protocol import Feature, Problem
 
 INTEGERS = "integers"
 RANGES = {"int8": Interval(-128.0, 127.0), "uint8": Interval(0.0, 255.0)}
@@ -135,10 +135,11 @@ def _multiples(rows: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The op that makes x = q * scale of whole numbers q, both FP16 tensors."""
+    """The op that makes x = (q - zero) * scale of whole numbers q, both FP16 tensors."""
 
     op: Op[PointwiseProblem]
     scale: float
+    zero: float
 
 
 def offer(network: Network) -> Network:
@@ -170,12 +171,12 @@ def offer(network: Network) -> Network:
 
 
 def summed(network: Network) -> Network:
-    """Returns the network in which chains of elementwise stages read whole numbers q in place of x = q * scale.
+    """Returns the network in which chains of elementwise stages read whole numbers q in place of x = (q - zero) * scale.
 
     Where a stage adds x, the value before it is divided by the scale first, and the sum multiplied by it:
-    v + q * scale = (v / scale + q) * scale.
+    v + (q - zero) * scale = (v / scale + q - zero) * scale.
     """
-    sources = _sources(network, of_bytes=False)
+    sources = _sources(network)
     made: list[Op[Any]] = []
     for op in network.ops:
         if computes(op, PointwiseProblem) and not any(map(network.is_fp32, (*op.inputs, op.output))):
@@ -199,9 +200,8 @@ def _on_whole(op: Op[PointwiseProblem], sources: Mapping[str, Source]) -> Op[Poi
         if t not in sources or (used and (i == 0 or len(used) > 1 or stages[used[0]].op != "add")):
             continue
         scale, at = sources[t].scale, used[0] if used else 0
-        around = (stages[at], Stage("mul", params=(scale,))) if used else (Stage("mul", params=(scale,)), stages[0])
-        before = (Stage("mul", params=(1 / scale,)),) if used else ()
-        stages[at : at + 1] = [*before, *around]
+        made = sources[t].op.problem.stages  # an Add of the negative zero point, if there is one, and a Mul
+        stages[at : at + 1] = [Stage("mul", params=(1 / scale,)), stages[at], *made] if used else [*made, stages[0]]
         inputs[i], nodes = sources[t].op.inputs[0], [*sources[t].op.nodes, *nodes]
     stages = _joined(stages)
     if inputs == list(op.inputs) or len(stages) > MAX_STAGES:
@@ -225,37 +225,41 @@ def group_of(layer: str) -> str:
     return f"{layer} in {INTEGERS}"
 
 
-def _sources(network: Network, of_bytes: bool = True) -> dict[str, Source]:
-    """Returns x -> its source, for each product of whole numbers, or only of those that bytes hold, and a positive scale."""
+def _sources(network: Network) -> dict[str, Source]:
+    """Returns x -> its source, for each x = (q - zero) * scale of whole numbers and a positive scale."""
     numbers, found = _numbers(network), {}
     for op in network.ops:
-        if not computes(op, PointwiseProblem) or len(op.inputs) != 1 or op.problem.constants:
+        if not computes(op, PointwiseProblem) or op.problem.constants or op.problem.tensors != ("nchw",):
             continue
         stages = op.problem.stages
-        if len(stages) != 1 or stages[0].op != "mul" or stages[0].operand or op.problem.tensors != ("nchw",):
+        if [s.op for s in stages] not in (["mul"], ["add", "mul"]) or any(s.operand for s in stages):
             continue
-        v, (scale,) = numbers.get(op.inputs[0]), stages[0].params
-        fits = v is not None and any(not of_bytes or (r.low <= v.low and v.high <= r.high) for r in RANGES.values())
-        if fits and scale > 0 and not network.is_fp32(op.output):
-            found[op.output] = Source(op, scale)
+        *shift, (scale,) = (s.params for s in stages)
+        if numbers.get(op.inputs[0]) is not None and scale > 0 and not network.is_fp32(op.output):
+            found[op.output] = Source(op, scale, -shift[0][0] if shift else 0.0)
     return found
 
 
+def offered(network: Network) -> list[Op[Any]]:
+    """Returns the convolutions on whole numbers."""
+    return [op for op in network.ops if Feature.MULTIPLIED in op.problem.needs]
+
+
 def reason_against(network: Network, op: Op[Any]) -> str:
-    """Why a layer in FP16 is not offered on whole numbers, too."""
-    p = op.problem
+    """Why a layer is in FP16 and not in INT8. `network`: marked."""
+    p, twins = op.problem, [twin for twin in offered(network) if twin.layer == op.layer]
+    if twins and not network.type(twins[0].inputs[0]).whole:
+        return "its input has a zero point, so that its numbers have 9 bits"
+    if twins:
+        return "no INT8 kernel stores FP32" if network.is_fp32(twins[0].output) else "the plan is faster with it in FP16"
     if not isinstance(p, (ConvProblem, ConvTransposeProblem)):
         return "one launch computes several layers"
     if isinstance(p, ConvTransposeProblem):
         return "no INT8 kernel transposes a convolution"
     if p.groups > 1:
         return "no INT8 kernel has groups"
-    made, numbers = network.producers.get(op.inputs[0], ()), _numbers(network)
-    v = numbers.get(made[0].inputs[0]) if made and made[0].inputs else None
-    if v is None:
-        return "its input is not quantised"
     if op.inputs[0] not in _sources(network):
-        return "its input has a zero point, so that its numbers have 9 bits"
+        return "its input is not quantised"
     return (
         "its weights are not whole numbers of 8 bits"
         if whole(op.weights["w"]) is None
@@ -269,15 +273,21 @@ def _twin(network: Network, op: Op[Any], sources: Mapping[str, Source]) -> Op[Co
     if not computes(op, ConvProblem) or not op.layer or op.inputs[0] not in sources or any(map(network.is_fp32, op.inputs)):
         return None
     plain = p.groups == 1 and p.prologue == Prologue() and p.epilogue.up == 1 and not p.epilogue.multiplied
-    if not plain or network.is_fp32(op.output) or not p.needs <= KERNELS["conv_dense"].supports:
+    if not plain or not p.needs <= KERNELS["conv_dense"].supports:
         return None
     of = whole(op.weights["w"])
     if of is None:
         return None
     x, added = sources[op.inputs[0]], sources.get(op.inputs[1]) if p.epilogue.residual else None
-    weights = {**op.weights, "w": of.numbers, "multipliers": (of.scales * x.scale).astype(np.float32)}
+    multipliers = of.scales * x.scale
+    b = op.weights.get("b", np.zeros(p.k)) - of.numbers.sum(axis=(1, 2, 3), dtype=np.float64) * multipliers * x.zero
+    if added is not None:
+        b -= added.zero * added.scale
+    weights = {**op.weights, "w": of.numbers, "multipliers": multipliers.astype(np.float32), "b": b.astype(np.float32)}
     if added is not None:
         weights["residual_multipliers"] = np.full(p.k, added.scale, np.float32)
     inputs = (x.op.inputs[0], *((added.op.inputs[0],) if added is not None else op.inputs[1:]))
     problem = with_epilogue(p, multiplied=True, residual_multiplied=added is not None)
+    if any(p.pad):
+        problem = replace(problem, prologue=Prologue(border=x.zero))
     return joined(x.op, op, name=f"{op.name} in {INTEGERS}", problem=problem, inputs=inputs, weights=weights, when=op.when)

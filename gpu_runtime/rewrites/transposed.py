@@ -16,6 +16,7 @@ import numpy as np
 
 from gpu_runtime.network import ONE, Network, Op, Options, computes
 from gpu_runtime.rewrites.drafts import has_own_type
+from tactics.planner.grouping import grouped
 from tactics.problems.epilogue import VECTORS
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, MoveProblem
 
@@ -25,10 +26,7 @@ MOST_ZEROS = 4  # the most products, as a multiple of the model's: more would ou
 def offer(network: Network) -> Network:
     """Returns the network with the convolutions as options."""
     options = Options(network)
-    layers: dict[str, list[Op[ConvTransposeProblem]]] = {}
-    for op in network.ops:
-        if computes(op, ConvTransposeProblem):
-            layers.setdefault(op.layer, []).append(op)
+    layers = grouped((op.layer, op) for op in network.ops if computes(op, ConvTransposeProblem))
     for layer, forms in layers.items():  # the alternatives of one layer: alone, or with the Add behind it
         if all(_fits(op.problem) and not has_own_type(network, op) for op in forms):
             options.either(f"phases of {layer}", forms, [(op, new) for op in forms for new in _form(op)], ONE)

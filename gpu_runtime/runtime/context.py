@@ -297,9 +297,8 @@ class Context:
             event = gpu.keep([*ready.used, *found.values(), flags])
 
         def finish() -> Ran:
-            outputs = {
-                name: a.copy() if isinstance(a, np.ndarray) else a for name, a in found.items()
-            }  # copy from pinned memory
+            # NumPy's arrays lie in pinned memory.
+            outputs = {name: a.copy() if isinstance(a, np.ndarray) else a for name, a in found.items()}
             for name, a in ready.landing.items():
                 a[...] = outputs[name]
             layers = launched.flagged(point.plan, flags)

@@ -50,8 +50,7 @@ class Spot:
 
     def channel(self, c: int) -> int:
         """Returns the byte offset of channel `c` in the first image and pixel."""
-        s = self.strides
-        return self.offset + ((c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))) * self.item
+        return self.offset + self.strides.channel(c) * self.item
 
     @property
     def pixels(self) -> int:

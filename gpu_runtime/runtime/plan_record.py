@@ -60,9 +60,7 @@ class Container:
     @property
     def first_byte(self) -> int:
         """The byte offset of `channel` in the arena."""
-        s = strides(self.format, self.shape4)
-        elements = (self.channel >> s.log2v) * s.block + (self.channel & ((1 << s.log2v) - 1))
-        return self.offset + elements * DTYPES[self.format.dtype].itemsize
+        return self.offset + strides(self.format, self.shape4).channel(self.channel) * DTYPES[self.format.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)

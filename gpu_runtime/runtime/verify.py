@@ -124,7 +124,7 @@ def _check_problem(problem: Problem) -> None:
             why = f"{problem.function}: its attributes have wrong types"
         if why:
             raise Fault(why)
-    for shape in (*problem.in_shapes, problem.out_shape):
+    for shape in problem.all_shapes:
         if min(shape) < 1:
             raise Fault(f"every size must be positive, got {problem}")
 

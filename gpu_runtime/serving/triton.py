@@ -21,9 +21,7 @@ class TritonPythonModel:
         _check_tensors()
         emulate = json.loads(args["model_config"])["parameters"].get("emulate", {}).get("string_value") == "true"
         path = Path(args["model_repository"], args["model_version"], "model.engine")
-        gpu = args["model_instance_device_id"]
-        device = "emulator" if emulate else f"cuda:{gpu}"
-        self.engine, self.context = opened(path, device)
+        self.engine, self.context = opened(path, "emulator" if emulate else f"cuda:{args['model_instance_device_id']}")
         self.labels = {"model": args["model_name"], "version": args["model_version"]}
         make, kind = pb_utils.MetricFamily, pb_utils.MetricFamily.COUNTER
         self.families = {name: make(name=name, description=text, kind=kind) for name, (_, text) in COUNTERS.items()}

@@ -8,8 +8,8 @@ from typing import Any
 from gpu_runtime.engine import Engine
 from gpu_runtime.errors import bounded
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.load import inputs_of, load_whole, named, type_name
-from gpu_runtime.frontend.source import Examples, source_of
+from gpu_runtime.frontend.files.load import inputs_of, load_whole, named, type_name
+from gpu_runtime.frontend.files.source import Examples, source_of
 from gpu_runtime.pipeline import build
 from gpu_runtime.sessions.open_sizes import NO_VERSION, ModelMetadata, NodeArg, Signature
 

@@ -27,6 +27,7 @@ from tactics.reason import no_room
 from tactics.roofline import Counts, convolved
 from tactics.step import Launch, byte_values, own_strides
 from tactics.tactic import Only, Tactic, restrict, tactic_of
+from tactics.tiles import no_room_for_border
 
 SOURCES = {"conv_dense_int8": "conv_dense", "conv_sparse24_int8": "conv_sparse24"}
 HALVED = {"hwc16": "hwc8", "chw32": "chw16"}  # layouts of bytes -> the same addresses, of halfs
@@ -36,7 +37,7 @@ QUANTIZED = replace(RELU, multiplied=True, act=Activation("quantize", (0.0, 127.
 CASES = dict.fromkeys(
     SOURCES,
     (
-        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=QUANTIZED, sparse24=True),
+        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), prologue=Prologue(border=37.0), epilogue=QUANTIZED, sparse24=True),
         ConvProblem(
             1, 48, 7, 10, 88, 1, 1, epilogue=replace(QUANTIZED, residual=True, residual_multiplied=True), sparse24=True
         ),
@@ -48,7 +49,7 @@ def byte_candidates(p: ConvProblem, dtypes: Sequence[str], device: Device, only:
     """Yields the tactics that read bytes. `dtypes`: of each input, then of the output; "int8", "uint8": FP16 or that."""
     x_type, *residual, y_type = dtypes
     end = p.epilogue
-    able = p.groups == 1 and p.prologue == Prologue() and (end.d2s, end.up, end.pool) == (1, 1, ())
+    able = p.groups == 1 and p.prologue == Prologue(border=p.prologue.border) and (end.d2s, end.up, end.pool) == (1, 1, ())
     able = able and max(p.r, p.s) <= conv_gemm.MAX_TAPS and end.multiplied and x_type in WHOLE
     if not able or too_large(p.all_shapes, others=p.n * p.p * p.q):
         return
@@ -62,7 +63,7 @@ def byte_candidates(p: ConvProblem, dtypes: Sequence[str], device: Device, only:
         tiles = restrict(kernel, conv_gemm.TILES[source], only)
         for tile, layout, y in product(tiles, BYTE_LAYOUTS, outs):
             tactic = tactic_of(kernel, tile, (Format(x_type, layout), *((y,) * len(residual))), y)
-            if no_room(conv_gemm.conv_smem(tactic), device):
+            if no_room(conv_gemm.conv_smem(tactic), device) or (p.prologue.border and no_room_for_border(tactic)):
                 continue
             yield tactic
             for shared in (*conv_gemm.splits(half, tactic, device), *conv_gemm.streams(half, tactic, device)):
@@ -98,7 +99,8 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
     """Packs whole weights [K,C,R,S] as bytes in fragment order, and the epilogue's vectors."""
     k = 2 * merged(halved(p)).k
     flat, vectors = conv_gemm.matrix(p, tactic, weights, padded_channels("hwc16", p.c), k, 16)
-    return sparse24.byte_fragments(flat[0].astype(np.int8), tactic.sparse) | vectors
+    around = {"border": np.full(16, p.prologue.border, tactic.ins[0].dtype)} if p.prologue.border else {}
+    return sparse24.byte_fragments(flat[0].astype(np.int8), tactic.sparse) | vectors | around
 
 
 def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:

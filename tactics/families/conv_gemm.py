@@ -55,6 +55,7 @@ from tactics.tiles import (
     SPARSE_TILES,
     early_residual,
     in_parts,
+    no_room_for_border,
     no_room_for_norm,
     out_of_registers,
     registers,
@@ -138,7 +139,8 @@ def _of_tiles(kernel: str, only: Only, residual: bool, prologue: Prologue, devic
 def splits(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     """Returns the tile with split-K values worth trying: if tiles leave half of the GPU idle; a block keeps two stages."""
     tiles, stages = num_tiles(p, tactic), merged(p).k // tactic.gemm.k
-    if p.prologue.normalized or 2 * tiles > device.num_sms:
+    crowded = p.prologue.border and no_room_for_border(tactic, shared=True)
+    if p.prologue.normalized or crowded or 2 * tiles > device.num_sms:
         return ()
     ways = [s for s in SPLITS if 2 * s <= stages and tiles * s <= 2 * device.num_sms][-3:]
     return tuple(changed(tactic.gemm, split=s) for s in ways)
@@ -151,7 +153,8 @@ def streams(p: ConvProblem, tactic: Tactic, device: Device) -> tuple[Tile, ...]:
     blocks = device.num_sms * resident_blocks(tactic, device)
     rounds = tiles / blocks
     full = rounds > 8 or math.ceil(rounds) < 1.1 * rounds or p.prologue.normalized
-    if out_of_registers(tactic) or m.parts > 1 or full or tiles * stages < 2 * blocks:
+    crowded = out_of_registers(tactic) or (p.prologue.border and no_room_for_border(tactic, shared=True))
+    if crowded or m.parts > 1 or full or tiles * stages < 2 * blocks:
         return ()
     return (changed(t, stream=blocks),)
 
@@ -160,7 +163,9 @@ def problem_reason(p: ConvProblem, tactic: Tactic) -> str:
     """Returns why this tactic cannot run this problem, or ""."""
     m = merged(p)
     if linear(tactic.ins[0]) and p.prologue.needs:
-        return "the input's scale and shift, gate or norm are applied to whole vectors"
+        return "the input's scale and shift, gate, norm or border are of whole vectors"
+    if p.prologue.border and (reason := no_room_for_border(tactic)):
+        return reason
     if max(p.r, p.s) > MAX_TAPS and not linear(tactic.ins[0]):
         return f"{p.r} x {p.s} taps: expected {MAX_TAPS} x {MAX_TAPS} at most, so that their mask fits a register"
     if p.prologue.gated and p.n > MAX_GRID[2]:
@@ -268,18 +273,19 @@ def arguments(p: ConvProblem, tactic: Tactic, store: Store | None, strided: tupl
     if store and added:
         args |= residual_pixels(p, store, added[0].pixel)
     if m.count > 1:
-        args |= ints(x_group=_first_channel(x, one.c), y_group=_first_channel(y, one.out_shape[1]))
+        args |= ints(x_group=x.channel(one.c), y_group=y.channel(one.out_shape[1]))
     for s in gates:
         args |= _gate(p, s)
     if p.prologue.normalized:
         args |= {"sums": ("weights", "sums" + name), **floats(per_channel=1 / p.c, epsilon=p.prologue.epsilon)}
-    return args | ({"affine": ("weights", "affine")} if p.prologue.scaled else {})
+    read = ("affine", p.prologue.scaled), ("border", p.prologue.border)
+    return args | {name: ("weights", name) for name, needed in read if needed}
 
 
 def _gate(p: ConvProblem, s: Strides) -> Args:
     """Returns the arguments for the gate, the last input, and the bounds to which its product is clipped."""
     low, high = (*p.prologue.act.params, 0.0, 0.0)[:2]
-    strides_of = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v, g_group=_first_channel(s, merged(p).one.c))
+    strides_of = ints(g_n=s.n, g_block=s.block, g_log2v=s.log2v, g_group=s.channel(merged(p).one.c))
     return {"gate": ("in", len(p.in_shapes) - 1), **strides_of, **floats(low=low, high=high)}
 
 
@@ -311,11 +317,6 @@ def num_rows(p: ConvProblem, layout: str) -> int:
     return b**2 * padded_channels(layout, p.k // b**2) if b > 1 and LAYOUTS[layout].vector >= 8 else p.k
 
 
-def _first_channel(s: Strides, c: int) -> int:
-    """Returns the number of elements before channel c, which must start a vector unless a pixel's channels are neighbours."""
-    return (c >> s.log2v) * s.block + (c & ((1 << s.log2v) - 1))
-
-
 def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns weights [K,C/g,R,S] as `matrix` arranges them, in fragment order; bias and slope in the same order of rows."""
     m = merged(p)
@@ -327,6 +328,8 @@ def pack(p: ConvProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> d
         sections["affine"] = np.ascontiguousarray(affine.reshape(2, -1, 32).transpose(1, 0, 2)).reshape(-1)
     if p.prologue.normalized:
         sections["sums"] = flat.sum(2, dtype=np.float64).astype(np.float32).reshape(-1)
+    if p.prologue.border:
+        sections["border"] = np.full(8, p.prologue.border, np.float16)
     return sections | vectors
 
 
@@ -355,6 +358,8 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     sections, row = dict(_fragments(p, tactic.out.layout, tactic.sparse)), m.count * _rows16(m.one, tactic.out.layout) * 4
     if p.prologue.scaled:
         sections["affine"] = 4 * m.k
+    if p.prologue.border:
+        sections["border"] = 16
     return sections | dict.fromkeys((*p.epilogue.vectors, *(["sums"] if p.prologue.normalized else [])), row)
 
 

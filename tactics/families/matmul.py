@@ -28,7 +28,7 @@ CASES = {
 
 def candidates(p: MatmulProblem, device: Device) -> Candidates:
     """Yields the one tactic, without a reason against it."""
-    a, b, c = (_linear(shape) for shape in (*p.in_shapes, p.out_shape))
+    a, b, c = (_linear(shape) for shape in p.all_shapes)
     yield tactic_of("matmul", None, (a, b), c), None
 
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tactics.planner.factors import NEVER, Factor
+from tactics.planner.grouping import grouped
 
 WORTH = 0.75  # the largest part of a box's cells that a split may leave
 MOST = 16  # boxes of a table, or a few more: each pair of boxes of two tables costs work
@@ -157,9 +158,7 @@ class Supports:
 
 def _by_state(box: Box, v: int, both: Mapping[int, np.ndarray]) -> Iterable[dict[int, np.ndarray]]:
     """Yields one box for each set of states of variable v that go with the same states of all other variables."""
-    alike: dict[tuple[bytes, ...], list[int]] = {}
-    for state in range(len(box[v])):
-        alike.setdefault(tuple(able[state].tobytes() for able in both.values()), []).append(state)
+    alike = grouped((tuple(able[state].tobytes() for able in both.values()), state) for state in range(len(box[v])))
     for states in alike.values():
         part = {**box, v: box[v][states], **{u: box[u][able[states[0]]] for u, able in both.items()}}
         if count(part):

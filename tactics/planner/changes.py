@@ -8,6 +8,7 @@ from typing import Any
 from tactics.format import Key
 from tactics.planner import formulation
 from tactics.planner.graph import Cell, Entry, Graph, Hop, Plan, holds
+from tactics.planner.grouping import grouped
 from tactics.planner.reformats import cost, hop_ps
 
 Cells = Mapping[Cell, Entry]
@@ -33,21 +34,22 @@ class Changes:
     """Computes how a plan's total cost and choices change when a few variables change state, without summing the whole plan
     again: the work is proportional to the choices that read these variables."""
 
-    def __init__(self, graph: Graph, model: formulation.Model, states: tuple[int, ...], width: int):
-        self.graph, self.model = graph, model
-        self.plan = formulation.read(graph, model, states, "elimination", width)
+    def __init__(self, model: formulation.Model, states: tuple[int, ...], width: int):
+        graph = self.graph = model.graph
+        self.model = model
+        self.plan = formulation.read(model, states, "elimination", width)
         self.value = [model.domains[v][s] for v, s in enumerate(states)]
         self.names = {v: name for name, (v, _) in model.groups.items()}
         self.entry: list[Entry | None] = []  # by choice: its entry in the plan, None where it does not exist
         self.made: dict[str, Key] = {t: graph.pinned[t] for t in graph.inputs}
         self.wanted: dict[str, Counter[Key]] = {t: Counter() for t in model.copies}  # tensor -> format -> number of its readers
         self.near: dict[int, list[int]] = {}  # variable -> the choices that depend on it
-        self.hops: dict[str, list[Hop]] = {}
+        self.hops = grouped((hop[0], hop) for hop in self.plan.reformats)
         for t in graph.outputs:
             if t in graph.pinned:
                 self.wanted[t][graph.pinned[t]] += 1
         for i, c in enumerate(graph.choices):
-            for v in {*formulation.tensors(graph, model, i), *(model.groups[g][0] for g, _ in c.when)}:
+            for v in {*formulation.tensors(model, i), *(model.groups[g][0] for g, _ in c.when)}:
                 self.near.setdefault(v, []).append(i)
             entry = self.plan.entries[c.name] if holds(c.when, self.plan.options) else None
             self.entry.append(entry)
@@ -55,8 +57,6 @@ class Changes:
                 self.made[c.output] = entry.out
                 for t, f in zip(c.inputs, entry.ins, strict=True):
                     self.wanted[t][f] += 1
-        for hop in self.plan.reformats:
-            self.hops.setdefault(hop[0], []).append(hop)
 
     def of(self, states: Mapping[int, int], cells: Mapping[int, Cells]) -> Change:
         """Returns the change of the plan that these states make.
@@ -88,7 +88,7 @@ class Changes:
         for i in dict.fromkeys((*cells, *(i for v in states for i in self.near.get(v, ())))):
             entry = None
             if holds(self.graph.choices[i].when, taken):
-                *ins, out = (value.get(v, self.value[v]) for v in formulation.tensors(self.graph, self.model, i))
+                *ins, out = (value.get(v, self.value[v]) for v in formulation.tensors(self.model, i))
                 entry = cells.get(i, self.model.cells[i])[tuple(ins), out]
             if entry != self.entry[i]:
                 changed[i] = entry

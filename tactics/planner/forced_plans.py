@@ -10,6 +10,7 @@ from tactics.planner import changes, eliminate, formulation, splitting
 from tactics.planner.changes import Change
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Cell, Entry, Graph, Plan, cells_of, check, cycle, may_close
+from tactics.planner.grouping import grouped
 from tactics.planner.plan import attempt, solve
 
 
@@ -76,14 +77,12 @@ def _question(model: formulation.Model, best: Plan, max_cells: int) -> _Question
     tree = eliminate.calibrate(model.sizes, model.factors, max_cells=max_cells)
     if tree is None or tree.cost >= NEVER:
         return None
-    usual = changes.Changes(graph, model, eliminate.assigned(tree, tree.best), best.width)
+    usual = changes.Changes(model, eliminate.assigned(tree, tree.best), best.width)
     return _Question(graph, best, model, tree, usual, may_close(graph))
 
 
 def _all_forced(q: _Question, wanted: Iterable[tuple[tuple[str, ...], bool]]) -> list[Forced | None]:
-    places: dict[str, list[int]] = {}
-    for i, c in enumerate(q.graph.choices):
-        places.setdefault(c.name, []).append(i)
+    places = grouped((c.name, i) for i, c in enumerate(q.graph.choices))
     return [_forced(q, names, [i for name in names for i in places.get(name, ())], sparse) for names, sparse in wanted]
 
 
@@ -125,7 +124,7 @@ def _forced(q: _Question, names: tuple[str, ...], mine: list[int], sparse: bool)
         if its cost is not `below` the limit.
         """
         table = {i: {cell: q.model.costs.of(e, faster) for cell, e in cells[i].items()} for i in mine}
-        swaps = {q.model.ops[i]: formulation.op_factor(q.graph, q.model, i, table[i]) for i in mine}
+        swaps = {q.model.ops[i]: formulation.op_factor(q.model, i, table[i]) for i in mine}
         found = eliminate.replaced(q.tree, swaps, below)
         return found and (q.usual.of(found[0], cells), found[1])
 

@@ -18,7 +18,7 @@ state are in no table.
 () 0
 (2,) [3, 5]
 (3,) [6, 1]
->>> plan = read(graph, model, (0, 0, 1, 1, 0), "elimination", 1)  # the states with the least sum, 0 + 0 + 0 + 5 + 1
+>>> plan = read(model, (0, 0, 1, 1, 0), "elimination", 1)  # the states with the least sum, 0 + 0 + 0 + 5 + 1
 >>> str(plan.entries["f"].out), plan.total_ps
 ('fp16:planes1', 6)
 """
@@ -52,6 +52,7 @@ from tactics.planner.graph import (
     why_none,
     worst_ps,
 )
+from tactics.planner.grouping import each_once, grouped
 from tactics.planner.reformats import Copies, copies_of, cost
 
 SMALL_TABLE = 1000  # cells of an op's table up to which it is stored as it is
@@ -118,40 +119,31 @@ def model_of(graph: Graph, costs: Costs | None = None) -> Model:
     for name, options in graph.groups:
         model.groups[name] = _variable(model, options), options
 
-    makers: dict[str, list[int]] = {t: [] for t in tensors}
-    readers: dict[str, list[tuple[int, int]]] = {t: [] for t in tensors}  # (choice, input position)
-    same: dict[str, list[int]] = {}  # name -> its ops, of which at most one is in a plan
-    for i, c in enumerate(graph.choices):
-        makers[c.output].append(i)
-        same.setdefault(c.name, []).append(i)
-        for k, t in enumerate(c.inputs):
-            readers[t].append((i, k))
-    used = _formats_used(model.cells)
+    makers = grouped((c.output, i) for i, c in enumerate(graph.choices))
+    readers = grouped((t, (i, position)) for i, c in enumerate(graph.choices) for position, t in enumerate(c.inputs))
+    same = grouped((c.name, i) for i, c in enumerate(graph.choices))  # name -> its ops, of which at most one is in a plan
+    used = each_once(_formats_used, model.cells)
     for t in tensors:
-        _add_tensor(graph, model, t, makers[t], readers[t], used)
+        _add_tensor(model, t, makers.get(t, []), readers.get(t, []), used)
 
-    prices: dict[int, dict[tuple, int]] = {}
-    for cells in model.cells:
-        if id(cells) not in prices:
-            prices[id(cells)] = {cell: costs.of(e) for cell, e in cells.items()}
+    prices = each_once(lambda cells: {cell: costs.of(e) for cell, e in cells.items()}, model.cells)
     for ops in same.values():
-        _add_ops(graph, model, {i: prices[id(model.cells[i])] for i in ops})
+        _add_ops(model, {i: prices[i] for i in ops})
     return model
 
 
-def _add_tensor(
-    graph: Graph, model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: dict[int, list[set[Key]]]
-) -> None:
+def _add_tensor(model: Model, t: str, makers: list[int], readers: list[tuple[int, int]], used: list[list[set[Key]]]) -> None:
     """Adds the variables of a tensor and the cost of its reformats. `makers`: the choices that produce it; `readers`: (choice,
     input position) of each reading.
     """
+    graph = model.graph
     options, given, wanted = dict(graph.groups), t in graph.inputs, t in graph.outputs
     formats = formats_of(graph, t)
     whens: list[Literals] = [()] if given else [graph.choices[i].when for i in makers]
     there = always(options, whens)
 
     def domain(at: list[tuple[int, int]], exists: bool) -> tuple:
-        columns = (used[id(model.cells[i])][k] for i, k in at if model.cells[i])
+        columns = (used[i][k] for i, k in at if model.cells[i])
         return _domain(graph, formats, set().union(*columns), exists)
 
     own = _domain(graph, formats, {graph.pinned[t]}, True) if given else domain([(i, -1) for i in makers], there or wanted)
@@ -168,25 +160,21 @@ def _add_tensor(
     _add_reformats(model, model.copies[t], p, slots)
 
 
-def _formats_used(cells: list[dict[Cell, Entry]]) -> dict[int, list[set[Key]]]:
-    """Returns id of a table of cells -> a set of formats for each input, then for the output."""
-    found: dict[int, list[set[Key]]] = {}
-    for table in cells:
-        if id(table) not in found:
-            found[id(table)] = [set(column) for column in zip(*((*ins, out) for ins, out in table), strict=True)]
-    return found
+def _formats_used(cells: Iterable[Cell]) -> list[set[Key]]:
+    """Returns the formats of each input, then of the output."""
+    return [set(column) for column in zip(*((*ins, out) for ins, out in cells), strict=True)]
 
 
-def read(graph: Graph, model: Model, states: tuple[int, ...], method: str, width: int) -> Plan:
+def read(model: Model, states: tuple[int, ...], method: str, width: int) -> Plan:
     """Turns the states of all variables into a plan, with the cheapest reformats for it."""
     value = [model.domains[v][s] for v, s in enumerate(states)]
     options = {name: value[v] for name, (v, _) in model.groups.items()}
     entries = {}
-    for i, c in enumerate(graph.choices):
+    for i, c in enumerate(model.graph.choices):
         if holds(c.when, options):
-            *ins, out = (value[v] for v in tensors(graph, model, i))
+            *ins, out = (value[v] for v in tensors(model, i))
             entries[c.name] = model.cells[i][tuple(ins), out]
-    total, reformats = cost(graph, options, entries, model.copies)
+    total, reformats = cost(model.graph, options, entries, model.copies)
     return Plan(entries, options, reformats, total, "gap", method, width, math.inf)
 
 
@@ -201,20 +189,20 @@ def forbidden(graph: Graph, ring: Mapping[str, str]) -> Factor:
 # ---- ops
 
 
-def op_factor(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> Factor:
+def op_factor(model: Model, i: int, costs: Mapping[tuple, int]) -> Factor:
     """Returns the cost of choice i over the options that it depends on and the formats of its tensors. `costs`: (ins, out) ->
     cost.
     """
-    variables = _free(model, tensors(graph, model, i))
+    variables = _free(model, tensors(model, i))
     table = np.full([model.sizes[v] for v in variables], NEVER, np.int64)
-    for state, value in _states(graph, model, i, costs).items():
+    for state, value in _states(model, i, costs).items():
         table[state] = value
-    return _where_taken(model, graph.choices[i], variables, table)
+    return _where_taken(model, model.graph.choices[i], variables, table)
 
 
-def tensors(graph: Graph, model: Model, i: int) -> list[int]:
+def tensors(model: Model, i: int) -> list[int]:
     """Returns the variables of a choice's inputs, then of its output."""
-    c = graph.choices[i]
+    c = model.graph.choices[i]
     return [*(model.read[i, k] for k in range(len(c.inputs))), model.produced[c.output]]
 
 
@@ -225,9 +213,9 @@ def _free(model: Model, variables: Iterable[int]) -> list[int]:
     return [v for v in variables if model.sizes[v] > 1]
 
 
-def _states(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
+def _states(model: Model, i: int, costs: Mapping[tuple, int]) -> dict[tuple[int, ...], int]:
     """Converts (ins, out) -> cost to (states of the `_free` variables of choice i) -> cost."""
-    variables = tensors(graph, model, i)
+    variables = tensors(model, i)
     where = [{f: s for s, f in enumerate(model.domains[v])} for v in _free(model, variables)]
     free = [model.sizes[v] > 1 for v in variables]
     return {tuple(map(dict.__getitem__, where, compress((*ins, out), free))): value for (ins, out), value in costs.items()}
@@ -257,17 +245,18 @@ def _taken(choice: Choice, over: list[tuple[int, str, tuple[str, ...]]]) -> tupl
     return tuple(tuple(s for s, o in enumerate(names) if (g, o) in choice.when) for _, g, names in over)
 
 
-def _add_op(graph: Graph, model: Model, i: int, costs: Mapping[tuple, int]) -> None:
+def _add_op(model: Model, i: int, costs: Mapping[tuple, int]) -> None:
     """Adds the table of choice i; equal choices share one table."""
-    variables, over = tensors(graph, model, i), _asked(model, graph.choices[i].when)
-    alike = id(costs), *(model.domains[v] for v in variables), _taken(graph.choices[i], over), *(len(o) for *_, o in over)
+    choice, variables = model.graph.choices[i], tensors(model, i)
+    over = _asked(model, choice.when)
+    alike = id(costs), *(model.domains[v] for v in variables), _taken(choice, over), *(len(o) for *_, o in over)
     if alike not in model.tables:
-        model.tables[alike] = op_factor(graph, model, i, costs)[1]
+        model.tables[alike] = op_factor(model, i, costs)[1]
     model.ops[i] = len(model.factors)
     model.factors.append(((*(v for v, *_ in over), *_free(model, variables)), model.tables[alike]))
 
 
-def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
+def _add_ops(model: Model, costs: Mapping[int, dict[tuple, int]]) -> None:
     """Adds tables of ops of which at most one exists.
 
     An op with many tensors would have a large table over all their formats: a join takes any of some formats for each input. If
@@ -278,27 +267,27 @@ def _add_ops(graph: Graph, model: Model, costs: Mapping[int, dict[tuple, int]]) 
     picks: list[tuple[int | None, int, tuple]] = []  # (choice, cost, block)
     wide = []
     for i, cells in costs.items():
-        size = math.prod(model.sizes[v] for v in tensors(graph, model, i))
-        blocks = _blocks(_states(graph, model, i, cells)) if size > SMALL_TABLE else []
+        size = math.prod(model.sizes[v] for v in tensors(model, i))
+        blocks = _blocks(_states(model, i, cells)) if size > SMALL_TABLE else []
         if size <= SMALL_TABLE or (size <= WIDE_CELLS and FEW * len(blocks) > size):
-            _add_op(graph, model, i, cells)
+            _add_op(model, i, cells)
         else:
             wide.append(i)
             picks += [(i, value, block) for value, block in blocks]
     if not wide:
         return
-    if not always(dict(graph.groups), [graph.choices[i].when for i in wide]):
+    if not always(dict(model.graph.groups), [model.graph.choices[i].when for i in wide]):
         picks.append((None, NEVER, ()))
     picked = _variable(model, picks)
     model.blocks.update(wide)
     for i in wide:
-        for k, v in enumerate(_free(model, tensors(graph, model, i))):
+        for k, v in enumerate(_free(model, tensors(model, i))):
             states = range(model.sizes[v])
             agrees = [[0 if owner != i or s in block[k] else NEVER for s in states] for owner, _, block in picks]
             model.factors.append(((picked, v), np.array(agrees, np.int64)))
         table = np.array([value if owner == i else NEVER for owner, value, _ in picks], np.int64)
         model.ops[i] = len(model.factors)
-        model.factors.append(_where_taken(model, graph.choices[i], [picked], table))
+        model.factors.append(_where_taken(model, model.graph.choices[i], [picked], table))
 
 
 def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
@@ -306,20 +295,13 @@ def _blocks(costs: Mapping[tuple[int, ...], int]) -> list[tuple[int, tuple]]:
 
     Cells (0, 0), (0, 1), (2, 0), (2, 1) of cost 5 are one block: (5, ((0, 2), (0, 1))).
     """
-    alike: dict[int, list[tuple[int, ...]]] = {}
-    for cell, value in costs.items():
-        alike.setdefault(value, []).append(cell)
     found = []
-    for value, cells in alike.items():
+    for value, cells in grouped((value, cell) for cell, value in costs.items()).items():
         todo: list[tuple[tuple, Iterable[tuple[int, ...]]]] = [((), cells)]
         while todo:  # states of the first tensor that go with the same states of all later ones form one set; then the second
             block, rest = todo.pop()
-            tails: dict[int, list] = {}
-            for head, *tail in rest:
-                tails.setdefault(head, []).append(tuple(tail))
-            heads_of: dict[tuple, list[int]] = {}
-            for head, tail in tails.items():
-                heads_of.setdefault(tuple(sorted(tail)), []).append(head)
+            tails = grouped((head, tuple(tail)) for head, *tail in rest)
+            heads_of = grouped((tuple(sorted(tail)), head) for head, tail in tails.items())
             parts = [((*block, tuple(heads)), tail) for tail, heads in heads_of.items()]
             if parts[0][1][0]:
                 todo += reversed(parts)

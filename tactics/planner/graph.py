@@ -18,6 +18,7 @@ from operator import contains
 
 from tactics.format import Key
 from tactics.planner.factors import NEVER
+from tactics.planner.grouping import each_once, grouped
 from tactics.tactic import IN_PLACE, Tactic
 
 MOST_STATES = 1 << 20  # combinations of the fusion groups that decide about one tensor or one op
@@ -132,6 +133,10 @@ class Plan:
         """The plan's time in microseconds, without the premiums."""
         return to_us(self.total_ps - sum(e.premium_ps for e in self.entries.values()))
 
+    def entry_of(self, name: str, when: Literals) -> Entry | None:
+        """Returns an op's entry, by the op's name and literals; None if the op does not exist in the plan."""
+        return self.entries.get(name) if holds(when, self.options) else None
+
 
 Force = Mapping[str, Callable[[Entry], bool]]
 
@@ -209,18 +214,17 @@ def formats_of(graph: Graph, tensor: str) -> tuple[Key, ...]:
 
 def worst_ps(graph: Graph) -> int:
     """Returns a time in picoseconds that is greater than any plan's."""
-    total = 0
-    most: dict[int, int] = {}
-    for c in graph.choices:
-        if id(c.entries) not in most:
-            most[id(c.entries)] = max((e.time_ps for e in c.entries if e.time_ps < NEVER), default=0)
-        total += most[id(c.entries)]
+    total = sum(each_once(_slowest, (c.entries for c in graph.choices)))
     for t in tensors_of(graph):
         formats = formats_of(graph, t)
         hops = [graph.reformat_ps(t, a, b) for a in formats for b in formats if a != b]
         # Each format but the produced one is made once at most, by the slowest hop.
         total += (len(formats) - 1) * max((ps for ps in hops if ps is not None and ps < NEVER), default=0)
     return total
+
+
+def _slowest(entries: Iterable[Entry]) -> int:
+    return max((e.time_ps for e in entries if e.time_ps < NEVER), default=0)
 
 
 def only(graph: Graph, force: Force) -> Graph:
@@ -300,13 +304,8 @@ def _check_choices(graph: Graph) -> None:
 
 
 def _check_tensors(graph: Graph) -> None:
-    makers: dict[str, list[Choice]] = {}
-    names: dict[str, list[Choice]] = {}
-    readers = {t: "the network's output" for t in graph.outputs}
-    for c in graph.choices:
-        makers.setdefault(c.output, []).append(c)
-        names.setdefault(c.name, []).append(c)
-        readers |= dict.fromkeys(c.inputs, c.name)
+    makers, names = grouped((c.output, c) for c in graph.choices), grouped((c.name, c) for c in graph.choices)
+    readers = dict.fromkeys(graph.outputs, "the network's output") | {t: c.name for c in graph.choices for t in c.inputs}
     for t, by in readers.items():
         if t not in graph.inputs and t not in makers:
             raise ValueError(f"tensor {t}, read by {by}, is neither a network input nor produced by an op")

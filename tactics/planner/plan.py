@@ -33,6 +33,7 @@ from tactics.planner.graph import (
     tensors_of,
     why_none,
 )
+from tactics.planner.grouping import each_once, grouped
 from tactics.planner.reformats import cost
 
 F = TypeVar("F")
@@ -123,7 +124,7 @@ def _solve_once(
     bound_ps = found.bound // scale
     plans = []
     if found.states is not None and found.cost < NEVER:
-        plan = formulation.read(graph, model, found.states, found.method, found.width)
+        plan = formulation.read(model, found.states, found.method, found.width)
         # HiGHS, stopped early, may hold a set of reformats that is not the cheapest for its formats; `read` takes that.
         if plan.total_ps > found.cost // scale or plan.total_ps < bound_ps:
             raise RuntimeError(f"planner: plan costs {plan.total_ps} ps, the solver said {found.cost // scale} ps")
@@ -160,17 +161,9 @@ def greedy(graph: Graph) -> Plan:
     need.
     """
     check(graph)
-    fastest: list[Entry | None] = []
-    known: dict[int, Entry | None] = {}
-    for cells in all_cells(graph):
-        if id(cells) not in known:
-            known[id(cells)] = _fastest(cells.values())
-        fastest.append(known[id(cells)])
+    fastest = each_once(lambda cells: _fastest(cells.values()), all_cells(graph))
     options = {group: names[0] for group, names in graph.groups}
-    deciding: dict[str, list[int]] = {}  # group -> the ops that it decides about
-    for i, c in enumerate(graph.choices):
-        for group in {group for group, _ in c.when}:
-            deciding.setdefault(group, []).append(i)
+    deciding = grouped((group, i) for i, c in enumerate(graph.choices) for group in {group for group, _ in c.when})
     there = _Live(graph, fastest)
     for i, c in enumerate(graph.choices):
         if holds(c.when, options):
@@ -256,8 +249,7 @@ def best_single_format(graph: Graph, names: Mapping[F, Mapping[str, tuple[Key, .
         least = sum(min((e.time_ps for e in c.entries), default=0) for c in choices if not c.when)
         if plans and least >= min(p.total_ps for _, p in plans):
             continue  # reformats, and ops that depend on options, would add to this time
-        narrow = replace(graph, choices=tuple(choices))
-        found = attempt(_solve, narrow, 1_000_000, 5.0, ())
+        found = attempt(_solve, replace(graph, choices=tuple(choices)), 1_000_000, 5.0, ())
         if found is not None:
             plans.append((name, _rival(graph, found.options, found.entries, "single format")))
     return min(plans, key=lambda pair: pair[1].total_ps, default=None)

@@ -16,6 +16,7 @@ import numpy as np
 from tactics.format import Key
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Choice, Entry, Graph, Hop, formats_of, holds, tensors_of
+from tactics.planner.grouping import grouped
 
 
 def cost(
@@ -113,10 +114,7 @@ def copies_of(graph: Graph, tensors: list[str], scale: int, launch: int) -> dict
     Tensors with the same number of formats are computed together, as arrays whose first axis is the tensor.
     """
     found: dict[str, Copies] = {}
-    by_size: dict[int, list[str]] = {}
-    for t in tensors:
-        by_size.setdefault(len(formats_of(graph, t)), []).append(t)
-    for n, all_ts in by_size.items():
+    for n, all_ts in grouped((len(formats_of(graph, t)), t) for t in tensors).items():
         rows = {t: (formats_of(graph, t), _steps(graph, t, scale, launch)) for t in all_ts}
         first: dict[tuple, str] = {}  # tensors with equal formats and steps share their tables
         alike = {t: first.setdefault(row, t) for t, row in rows.items()}

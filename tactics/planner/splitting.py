@@ -91,7 +91,7 @@ def _candidates(model: Model, core: Collection[int]) -> Sequence[str]:
     graph = model.graph
     inside, counts = set(core), dict.fromkeys((g for g, names in graph.groups if len(names) > 1), 0)
     for i, c in enumerate(graph.choices):
-        if not inside.isdisjoint(formulation.tensors(graph, model, i)):
+        if not inside.isdisjoint(formulation.tensors(model, i)):
             for group in {g for g, _ in c.when} & counts.keys():
                 counts[group] += 1
     return sorted((g for g, n in counts.items() if n), key=lambda g: -counts[g])

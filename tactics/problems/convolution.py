@@ -76,7 +76,8 @@ class ConvProblem(Keyed, OneTensor):
         if any(d % end.up for d in self.out_shape[2:]):
             raise ValueError(f"conv: expected a residual whose pixels are repeated as often as the output's, got {self}")
         alone = self.groups == 1 or self.prologue.gated
-        if self.prologue.needs and ((self.r, self.s) != (1, 1) or any(self.pad) or not alone):
+        wide = (self.r, self.s) != (1, 1) or any(self.pad)
+        if self.prologue.needs and ((wide and not self.prologue.border) or not alone):
             raise ValueError(f"conv: only a 1 x 1 kernel without padding, of one group, scales its input first, got {self}")
         if self.k % end.d2s**2:
             raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
@@ -147,7 +148,8 @@ class ConvProblem(Keyed, OneTensor):
             x = self.prologue.act.apply(np.asarray(x, np.float32) * np.asarray(gate, np.float32))
         if self.prologue.normalized:
             x = self.prologue.normalize(x)
-        xp = np.pad(np.asarray(x, np.float32), ((0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])))
+        around = (0, 0), (0, 0), (self.pad[0], self.pad[2]), (self.pad[1], self.pad[3])
+        xp = np.pad(np.asarray(x, np.float32), around, constant_values=self.prologue.border)
         y = window_sums(xp, np.asarray(w, np.float32), (self.p, self.q), self.stride, self.dilation)
         end = self.epilogue
         if residual is not None:

@@ -13,11 +13,12 @@ GATED_ACTS = ("none", "relu", "clip")  # activations between a gate's product an
 
 @dataclass(frozen=True, slots=True)
 class Prologue(Hashed):
-    """The step before the products of a convolution with a 1 x 1 kernel and no padding; at most one of three.
+    """The step before the products of a convolution; at most one of four, the first three with a 1 x 1 kernel and no padding.
 
     `scaled`: x becomes max(x * scale + shift, 0), with scale and shift [c] in FP16 (one group only). `gated`: x becomes
     act(x * gate), where the gate [n,c,1,1] is the convolution's last input, and `act` is in GATED_ACTS. `normalized`: x becomes
-    (x - mean) / sqrt(variance + epsilon), with mean and variance of each pixel's channels (one group only).
+    (x - mean) / sqrt(variance + epsilon), with mean and variance of each pixel's channels (one group only). `border`: the value
+    of the padding (one group only).
     """
 
     scaled: bool = False
@@ -25,9 +26,10 @@ class Prologue(Hashed):
     act: Activation = NONE
     normalized: bool = False
     epsilon: float = 0.0
+    border: float = 0.0
 
     def __post_init__(self) -> None:
-        several = self.scaled + self.gated + self.normalized > 1
+        several = len(self.needs) > 1
         if several or (self.act != NONE and not self.gated) or self.act.name not in GATED_ACTS:
             raise ValueError(f"conv: expected an input with scale and shift, or a gate and one of {GATED_ACTS}, got {self}")
         if not 0 <= self.epsilon < float("inf") or (self.epsilon and not self.normalized):
@@ -45,12 +47,14 @@ class Prologue(Hashed):
             Feature.SCALED_INPUT: self.scaled,
             Feature.GATED_INPUT: self.gated,
             Feature.NORMALIZED_INPUT: self.normalized,
+            Feature.BORDER: bool(self.border),
         }
         return frozenset(feature for feature, needed in found.items() if needed)
 
     @property
     def values(self) -> dict[str, int]:
-        """The kernels' compile-time values (include/conv.cuh) for this step: PRO, NORM, or GATE (1: product, 2: its ReLU, 3:
-        its clip)."""
-        gate = {"GATE": 1 + GATED_ACTS.index(self.act.name)} if self.gated else {}
-        return {"PRO": 1} if self.scaled else {"NORM": 1} if self.normalized else gate
+        """The kernels' compile-time values (include/conv.cuh) for this step: PRO, NORM, BORDER, or GATE (1: product, 2: its
+        ReLU, 3: its clip)."""
+        gate = 1 + GATED_ACTS.index(self.act.name) if self.gated else 0
+        found = {"PRO": self.scaled, "NORM": self.normalized, "BORDER": bool(self.border), "GATE": gate}
+        return {name: int(value) for name, value in found.items() if value}

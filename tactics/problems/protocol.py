@@ -32,6 +32,7 @@ class Feature(StrEnum):
     SCALED_INPUT = "scale and shift of its input"
     GATED_INPUT = "gate of its input"
     NORMALIZED_INPUT = "norm of its input"
+    BORDER = "numbers other than 0 around its input"
     DEPTH_TO_SPACE = "depth-to-space in its stores"
     MAX_POOL = "max pool in its stores"
     AFFINE = "scale and shift behind its activation"

@@ -1,6 +1,7 @@
 """The expected output of a problem, as an array on the GPU, against which tactics are judged before they are timed."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def expected(
     total = images(p)
     if not total:
         return gpu.cupy.asarray(np.float32(reference(p, inputs, weights))), every
-    per_image = max(int(np.prod(s[1:])) for s in (*p.in_shapes, p.out_shape))
+    per_image = max(int(np.prod(s[1:])) for s in p.all_shapes)
     count = int(np.clip(SMALL_ELEMENTS // per_image, 1, total))
     some = np.unique(np.linspace(0, total - 1, count).astype(int)) if count > 1 else every[-1:]
     part = of_images(p, len(some))
@@ -51,6 +52,10 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
     cupy = gpu.cupy
     gpu.follow()
     with gpu.current():
+        if p.prologue.border:
+            around = (0, 0), (0, 0), (p.pad[0], p.pad[2]), (p.pad[1], p.pad[3])
+            inputs = cupy.pad(inputs[0], around, constant_values=p.prologue.border), *inputs[1:]
+            p = replace(p, h=inputs[0].shape[2], w=inputs[0].shape[3], pad=(0, 0, 0, 0))
         w = cupy.asarray(weights["w"].astype(np.float16))
         rows = {name: cupy.asarray(weights[name]) for name in VECTORS if name in weights}
         if p.epilogue.table:

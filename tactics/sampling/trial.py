@@ -20,7 +20,32 @@ TOLERANCE = 2e-3  # the largest allowed relative_error: the output is rounded to
 Gpu = Cuda | Emulated
 Run = Callable[[], None]
 Around = Callable[[Gpu, Run, Run], None]  # takes (gpu, a run of the launches, a fill of their output with NaN) and runs them
-Scratch = tuple[int, int, int]  # addresses of workspace, counters and the nonfinite word
+
+
+class Scratch(NamedTuple):
+    """Device addresses; `nonfinite`: of a word that becomes nonzero if a result has an infinity or NaN. 0: none is needed."""
+
+    workspace: int = 0
+    counters: int = 0
+    nonfinite: int = 0
+
+
+class Addresses(NamedTuple):
+    """The device addresses of a tactic's inputs, output, sections of weights, and scratch memory."""
+
+    ins: Sequence[int]
+    out: int
+    weights: Mapping[str, int]
+    scratch: Scratch
+
+    def of(self, arg: Arg) -> int:
+        """Returns the address that an argument names."""
+        kind, value = arg
+        if kind == "in":
+            return self.ins[value]
+        if kind == "weights":
+            return self.weights[value]
+        return self.out if kind == "out" else int(getattr(self.scratch, kind))
 
 
 class Wrong(Exception):
@@ -37,46 +62,31 @@ def relative_error(y: np.ndarray, expected: np.ndarray) -> float:
 
 
 def scratch_for(gpu: Cuda | Emulated, steps: Sequence[Launch | Call]) -> Scratch:
-    """Returns the addresses of a new workspace (uninitialised), counters and the nonfinite word (both zero), for launches that
-    run one after the other; 0 for one that no launch needs. The caller frees the others.
+    """Returns a new workspace (uninitialised), counters and the nonfinite word (both zero), for launches that run one after the
+    other. The caller frees them.
     """
     workspace, counters = max((s.workspace for s in steps), default=0), max((s.counters for s in steps), default=0)
-    addresses = gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0, gpu.allocate(4)
-    for address, nbytes in ((addresses[1], counters), (addresses[2], 4)):
+    made = Scratch(gpu.allocate(workspace) if workspace else 0, gpu.allocate(counters) if counters else 0, gpu.allocate(4))
+    for address, nbytes in ((made.counters, counters), (made.nonfinite, 4)):
         if nbytes:
             gpu.write(address, np.zeros(nbytes, np.uint8))
-    return addresses
+    return made
 
 
-def bind(gpu: Gpu, args: Sequence[Arg], ins: Sequence[int], out: int, weights: Mapping[str, int], scratch: Scratch) -> bytes:
-    """Returns the bytes of a launch's parameter struct, in which arguments that name tensors become device addresses.
-
-    `ins`, `out`: addresses of the inputs and the output; `weights`: section name -> address; `scratch`: scratch_for's.
-    """
-    address = {
-        "in": lambda v: ins[v],
-        "out": lambda _: out,
-        "weights": lambda v: weights[v],
-        "workspace": lambda _: scratch[0],
-        "counters": lambda _: scratch[1],
-        "nonfinite": lambda _: scratch[2],
-    }
-    return fill_params(gpu, args, lambda arg: address[arg[0]](arg[1]))
+def bind(gpu: Gpu, args: Sequence[Arg], at: Addresses) -> bytes:
+    """Returns the bytes of a launch's parameter struct, in which arguments that name tensors become device addresses."""
+    return fill_params(gpu, args, at.of)
 
 
-def run_call(
-    gpu: Cuda | Emulated, call: Call, ins: Sequence[int], out: int, weights: Mapping[str, int], nonfinite: int
-) -> None:
-    """Runs a library function on the arrays at these device addresses; `nonfinite`: the address of a word that becomes
-    nonzero if the result has an infinity or NaN."""
+def run_call(gpu: Gpu, call: Call, at: Addresses) -> None:
+    """Runs a library function on the arrays at these device addresses."""
 
     def array(given: tuple[Arg, str, tuple[int, ...]]) -> Array:
-        (kind, value), dtype, shape = given
-        address = {"in": lambda: ins[value], "out": lambda: out, "weights": lambda: weights[value]}[kind]()
-        return Array(address, DTYPES[dtype], shape)
+        arg, dtype, shape = given
+        return Array(at.of(arg), DTYPES[dtype], shape)
 
     function = bound(call.function, dict(call.attributes), call.part)
-    gpu.call(function, [a and array(a) for a in call.ins], array(call.out), nonfinite)
+    gpu.call(function, [a and array(a) for a in call.ins], array(call.out), at.scratch.nonfinite)
 
 
 def loaded(gpu: Gpu, steps: Sequence[Launch | Call]) -> list[Kernel | None]:
@@ -84,22 +94,13 @@ def loaded(gpu: Gpu, steps: Sequence[Launch | Call]) -> list[Kernel | None]:
     return [None if isinstance(s, Call) else gpu.load(compile_kernel(s.kernel, dict(s.values), gpu.arch)) for s in steps]
 
 
-class Addresses(NamedTuple):
-    """The device addresses of a tactic's inputs, output, sections of weights, and scratch memory."""
-
-    ins: Sequence[int]
-    out: int
-    weights: Mapping[str, int]
-    scratch: Scratch
-
-
 def runner(gpu: Gpu, steps: Sequence[Launch | Call], kernels: Sequence[Kernel | None], at: Addresses) -> Run:
     """Returns a function that runs the steps, with their kernels, on the arrays at these addresses."""
 
     def one(step: Launch | Call, kernel: Any) -> Run:
         if isinstance(step, Call):
-            return partial(run_call, gpu, step, at.ins, at.out, at.weights, at.scratch[2])
-        return partial(gpu.launch, kernel, step.grid, step.block, step.smem, bind(gpu, step.args, *at))
+            return partial(run_call, gpu, step, at)
+        return partial(gpu.launch, kernel, step.grid, step.block, step.smem, bind(gpu, step.args, at))
 
     runs = [one(step, kernel) for step, kernel in zip(steps, kernels, strict=True)]
 
@@ -160,9 +161,9 @@ def execute(
         poison()
         around(gpu, runner(gpu, steps, loaded(gpu, steps), Addresses(ins, out, places, scratch)), poison)
         flat = gpu.read(out, nbytes).view(DTYPES[tactic.out.dtype])
-        if scratch[1] and gpu.read(scratch[1], max(s.counters for s in steps)).any():
+        if scratch.counters and gpu.read(scratch.counters, max(s.counters for s in steps)).any():
             raise Wrong("counters are not zero after the launch")
-        reported, odd = bool(gpu.read(scratch[2], 4).any()), int((~np.isfinite(flat)).sum())
+        reported, odd = bool(gpu.read(scratch.nonfinite, 4).any()), int((~np.isfinite(flat)).sum())
         if odd and not reported:
             raise Wrong(f"{odd} of {flat.size} elements were never written, or are not finite without a report by the launch")
         if reported and not odd:

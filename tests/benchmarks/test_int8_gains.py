@@ -40,7 +40,7 @@ def test_it_prints_both_tables(capsys, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("outputs", [False, True], ids=["FP16 outputs", "INT8 outputs"])
+@pytest.mark.parametrize("outputs", [pytest.param(False, marks=pytest.mark.long), True], ids=["FP16 outputs", "INT8 outputs"])
 @pytest.mark.parametrize("batch", [1, pytest.param(32, marks=pytest.mark.long)])
 def test_most_convolutions_of_a_pruned_resnet_50_run_in_int8_and_as_sparse(batch, outputs, tmp_path):
     """Without a QuantizeLinear behind a convolution, too, where TensorRT loses its sparse kernels. The stem has 3 channels."""

@@ -28,7 +28,7 @@ def test_every_kernels_parameters_are_read(kernel):
     assert kernel in OF_THE_WORKER or found[0].name.endswith("nonfinite")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_bytes_are_what_the_compiler_makes_of_the_struct():
     """Of each kernel the launches with the fewest and with the most members, so under #if and in arrays too."""
     found = {}

@@ -12,7 +12,7 @@ from cuda_kernels import sparse24
 from gpu_runtime import pipeline
 from gpu_runtime.explain import layer_info, report, wording
 from gpu_runtime.explain.log import log_text
-from gpu_runtime.frontend.weights import stored_weights
+from gpu_runtime.frontend.files.weights import stored_weights
 from gpu_runtime.report import data, outlooks
 from tests.conftest import MODELS, model_path
 from tests.gpu_runtime.explain.test_log import sizes

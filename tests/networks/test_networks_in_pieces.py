@@ -16,7 +16,7 @@ from tests.reference_run import relative_error
 BATCH, SIZE = 3, 64
 NAMES = (*sorted(path.stem for path in MODELS.glob("*.onnx")), *light.NAMES, *topologies.NAMES)
 SLOW = ("super_resolution_10", "squeezenet11_fp16", "tv_mobilenet_v3_large", "timm_ghostnet_100")
-MARKS = dict.fromkeys(SLOW, pytest.mark.slow) | {"resnet20_cifar10": ()}  # all others are long
+MARKS = dict.fromkeys(SLOW, pytest.mark.full) | {"resnet20_cifar10": ()}  # all others are long
 
 
 def at_batch(name: str) -> onnx.ModelProto:

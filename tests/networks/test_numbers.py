@@ -14,7 +14,7 @@ from benchmarks.bench_plan import SIZES
 from gpu_runtime.explain import wording
 from gpu_runtime.explain.figures import summing
 from gpu_runtime.explain.reason_texts import NO_GAIN
-from gpu_runtime.frontend.load import load_whole
+from gpu_runtime.frontend.files.load import load_whole
 from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.runtime.plan_record import Outlook
 from gpu_runtime.text import lost_text, several, share_text

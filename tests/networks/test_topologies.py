@@ -57,7 +57,7 @@ def test_activations_are_in_range(network, request):
     assert 1 < largest[name] < (100 if scaled else 32_768), (name, largest[name])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_no_layer_of_mobileone_computes_in_fp32(tmp_path):
     """With its weights as they are drawn, 17 do."""
     name = "timm_mobileone_s0"

@@ -13,7 +13,7 @@ import pytest
 import gpu_runtime as gr
 from gpu_runtime import engine as engine_module
 from gpu_runtime import pipeline
-from gpu_runtime.frontend import source
+from gpu_runtime.frontend.files import source
 from tests.reference_run import model, node
 
 rng = np.random.default_rng(3)

@@ -11,7 +11,7 @@ import onnx
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime.frontend import source
+from gpu_runtime.frontend.files import source
 from tests.conftest import DIGITS
 from tests.reference_run import model, node
 
@@ -36,7 +36,7 @@ def file(engine, tmp_path) -> str:
     return "e.engine"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_names_are_the_same_after_every_module_was_imported(tmp_path):
     """A module of the same name as a function would take its place when it is imported first."""
     code = (

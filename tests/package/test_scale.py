@@ -14,7 +14,8 @@ from benchmarks.bench_scale import KINDS, _Net, stage_seconds
 from cuda_kernels.device import named
 from gpu_runtime import ModelError, build
 from gpu_runtime import load as load_engine
-from gpu_runtime.frontend import importer, load
+from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.files import check, load
 from gpu_runtime.frontend.queries import constant
 from gpu_runtime.fusion import fuse
 from gpu_runtime.lowering import lower
@@ -93,8 +94,8 @@ def test_each_stage_of_the_benchmark_is_a_part_of_a_build(model):
 # Of 32 to 64 convolutions of one tensor the planner searches longer for an order of elimination: from 24 on, no trend is seen.
 LONG = [("fan", 60), ("reshapes", 24), ("concats", 24), ("ladder", 18), ("conv_fan", 24)]
 GROWING = [
-    pytest.param("chain", 40, marks=pytest.mark.slow),
-    pytest.param("split", 60, marks=pytest.mark.full),
+    pytest.param("chain", 40, marks=pytest.mark.full),
+    pytest.param("split", 60, marks=pytest.mark.long),
     pytest.param("convs", 6, marks=pytest.mark.full),
     *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
 ]
@@ -121,7 +122,7 @@ def running_sums(n: int) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    "graph", [KINDS["branches"], pytest.param(running_sums, marks=pytest.mark.slow)], ids=["branches", "running_sums"]
+    "graph", [KINDS["branches"], pytest.param(running_sums, marks=pytest.mark.full)], ids=["branches", "running_sums"]
 )
 def test_sums_of_branches_are_found_in_linear_work(graph, tmp_path):
     """As one convolution in the options of the plan, and in the patterns that pruning keeps."""
@@ -146,7 +147,7 @@ def test_graphs_beyond_the_limit_are_refused_before_they_are_looked_at(model, mo
     page = (ROOT / "docs" / "planner.md").read_text()
     assert f"more than {load.LARGEST_GRAPH['nodes']:,} nodes are refused" in page
     monkeypatch.setitem(load.LARGEST_GRAPH, "nodes", 10)
-    monkeypatch.setattr(importer, "check_graph", None)
+    monkeypatch.setattr(check, "check_graph", None)
     with pytest.raises(ModelError, match="11 nodes, expected 10 at most"):
         importer.read(model("chain", 11))
 
@@ -154,7 +155,7 @@ def test_graphs_beyond_the_limit_are_refused_before_they_are_looked_at(model, mo
 @pytest.mark.parametrize("kind", [k for k in load.LARGEST_GRAPH if k != "nodes"])
 def test_one_node_cannot_hide_a_graph_of_a_million_names(kind, monkeypatch, tmp_path):
     """What libraries read in quadratic time is counted first, in files that have hardly a node."""
-    monkeypatch.setattr(importer, "check_graph", None)
+    monkeypatch.setattr(check, "check_graph", None)
     proto = onnx.helper.make_model(onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [], []))
     graph, count = proto.graph, load.LARGEST_GRAPH[kind] + 1
     for i in range(count):
@@ -191,8 +192,8 @@ def test_engines_are_checked_in_time_that_grows_with_their_layers(model):
 
 def test_what_onnx_checks_and_converts_holds_no_large_weights(model, monkeypatch):
     path, seen = model("shapes", 40), []
-    check = importer.check_schema
-    monkeypatch.setattr(importer, "check_schema", lambda proto: [seen.append(proto.ByteSize()), check(proto)])
+    checks = check.check_schema
+    monkeypatch.setattr(check, "check_schema", lambda proto: [seen.append(proto.ByteSize()), checks(proto)])
     imported = importer.read(path)
     assert path.stat().st_size > 2_000_000 and seen[0] < 1_000_000
     stored = {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(path).graph.initializer}

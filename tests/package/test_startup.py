@@ -83,4 +83,6 @@ def test_it_begins_at_once(folder, code):
         python(code, folder)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        if best < SECONDS[code]:
+            break
     assert best < SECONDS[code]

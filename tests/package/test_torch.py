@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime.frontend.source import Examples
+from gpu_runtime.frontend.files.source import Examples
 
 ROOT = Path(__file__).parents[2]
 

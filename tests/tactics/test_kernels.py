@@ -315,12 +315,13 @@ PRE = {
         sparse24=True,
         gated=Activation("clip", (-0.2, 1.5)),
     ),
+    "border": conv_case(2, 72, 7, 9, 40, 3, 3, (2, 1), (1, 2, 0, 1), bias=True, act=RELU, sparse24=True, border=-1.5),
     "norm": PROBLEMS["norm_in_front"],
     "norm and residual": conv_case(1, 44, 5, 5, 28, 1, 1, (2, 2), residual=True, act=RELU, sparse24=True, norm=1e-5),
 }
 
 
-EVERYWHERE = [(name, sm) for name in ("gate and clip", "norm") for sm in ARCHITECTURES]
+EVERYWHERE = [(name, sm) for name in ("border", "gate and clip", "norm") for sm in ARCHITECTURES]
 
 
 @pytest.mark.parametrize("name, sm", [*((name, DEVICE.sm) for name in PRE), *EVERYWHERE])
@@ -337,7 +338,8 @@ PROLOGUES = {(name, t.kernel, t.tile): t for name, problem in PRE.items() for t 
 
 def test_every_tile_can_have_a_prologue_and_nothing_else_can():
     tiles = {("conv_dense", t) for t in DENSE_TILES} | {("conv_sparse24", t) for t in SPARSE_TILES}
-    few = {(name, *tile) for name, problem in PRE.items() if problem.prologue.normalized for tile in tiles} - set(PROLOGUES)
+    most = [name for name, problem in PRE.items() if problem.prologue.normalized or problem.prologue.border]
+    few = {(name, *tile) for name in most for tile in tiles} - set(PROLOGUES)
     assert {(name, *tile) for name in PRE for tile in tiles} - few <= set(PROLOGUES)
     assert {tile.m * tile.n // tile.threads for *_, tile in few} == {128} and len(few) < len(tiles)  # out of registers
     assert all(t.ins[-1] == t.ins[0] for (name, *_), t in PROLOGUES.items() if PRE[name].prologue.gated)

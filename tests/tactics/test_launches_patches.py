@@ -25,7 +25,7 @@ from tactics.problems.problem import (
 )
 from tactics.problems.reductions import NormalizeProblem
 from tactics.sampling.data import random_data, reference
-from tactics.sampling.trial import TOLERANCE, bind, relative_error, scratch_for
+from tactics.sampling.trial import TOLERANCE, Addresses, bind, relative_error, scratch_for
 from tactics.tactic import Patch, Tactic, Tile
 from tests.gpu_runtime.assembly.test_assemble_in_place import CHW, CHW32, DENSE, H8, SPARSE
 from tests.problems import conv_case, transposed_case
@@ -269,7 +269,13 @@ def run_inside(problem, tactic, inputs, weights, places, **options):
     scratch = scratch_for(gpu, steps)
     for step in steps:
         kernel = gpu.load(compile_kernel(step.kernel, dict(step.values), gpu.arch))
-        gpu.launch(kernel, step.grid, step.block, step.smem, bind(gpu, step.args, addresses[:-1], addresses[-1], held, scratch))
+        gpu.launch(
+            kernel,
+            step.grid,
+            step.block,
+            step.smem,
+            bind(gpu, step.args, Addresses(addresses[:-1], addresses[-1], held, scratch)),
+        )
     address, whole_fmt, padded = images[-1]
     flat = gpu.read(address, num_bytes(whole_fmt, padded)).view(DTYPES[whole_fmt.dtype])
     whole = from_memory(flat, whole_fmt, padded)

@@ -41,7 +41,7 @@ def test_main_loops_multiply_beside_their_loads(kernel, tile, most):
         assert not any(set(behind[n].writes) & set(i.reads) for i in behind[n + 1 :] if i.mma)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("tile", SPARSE, ids=str)
 def test_split_sums_leave_a_sparse_loop_beside_cutlass(tile):
     """At every point of the sweep; of two warps on a sub-core the oldest is simulated as the youngest but one."""

@@ -11,7 +11,8 @@ from pathlib import Path
 import onnx
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend import check, importer, load, quantized
+from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.files import check, load, quantized
 from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.text import sizes_option
 from tactics.problems.operators import OPERATORS

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.errors import bounded
-from gpu_runtime.frontend.weights import Weight, stored_weights
+from gpu_runtime.frontend.files.weights import Weight, stored_weights
 from gpu_runtime.stored_pattern import as_stored
 from gpu_runtime.text import lost_text, several, share_text, table
 

@@ -11,7 +11,7 @@ from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.building.planner import PlannedNetwork, Planner
 from gpu_runtime.building.record import trial
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.source import source_of
+from gpu_runtime.frontend.files.source import source_of
 from gpu_runtime.planning import io_formats
 from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.precision import ranges

@@ -194,8 +194,7 @@ def residual(blocks: int) -> onnx.ModelProto:
         (14, "disable"),
         (14, "enable"),
         (14, "force"),
-        pytest.param(90, "force", marks=pytest.mark.slow),
-        *(pytest.param(90, mode, marks=pytest.mark.full) for mode in ("disable", "enable")),
+        *(pytest.param(90, mode, marks=pytest.mark.full) for mode in ("force", "disable", "enable")),
     ],
 )
 def test_a_deep_network_fits_a_screen(tmp_path, blocks, mode):

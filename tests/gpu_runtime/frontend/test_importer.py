@@ -7,7 +7,7 @@ import pytest
 import gpu_runtime as gr
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.convert import OPSET
+from gpu_runtime.frontend.files.convert import OPSET
 from gpu_runtime.frontend.summaries import describe
 from tests.reference_run import check_against_ort, given_model, model, network, node, ort_run, relative_error, run
 

@@ -146,7 +146,7 @@ def test_an_l4_runs_a_resnet_in_pieces_and_an_h200_does_not():
     assert len(layer_rows(engine.plan.layers)) < 60 < len(engine.plan.layers)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_library_is_as_fast_beside_a_plan_in_pieces(monkeypatch):
     """It runs the whole batch, with the fusions that serve it best then."""
     pieces = gr.build(resnet50(64), device="rtx4090")
@@ -289,8 +289,8 @@ def test_a_block_that_no_tactic_runs_in_pieces_stays_whole(monkeypatch):
     proto = model(nodes, {"x": (8, 3, 16, 16)}, "y", w)
     whole, of_pieces = gr.build(proto, device="h200"), tables._of_pieces
 
-    def without_one(problem, *others):
-        return {} if problem.out_shape[1:] == (12, 16, 16) else of_pieces(problem, *others)
+    def without_one(asked, *others):
+        return {} if asked.problem.out_shape[1:] == (12, 16, 16) else of_pieces(asked, *others)
 
     monkeypatch.setattr(tables, "_of_pieces", without_one)
     engine = gr.build(proto, device="h200", activations=arena_of(whole) - 1)
@@ -356,7 +356,7 @@ def test_names_that_pieces_could_get_keep_the_batch_whole(free, name):
         gr.build(proto, device="h200", activations=arena_of(free) - 1)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_plan_in_pieces_that_takes_too_much_gets_other_pieces():
     """On an L4 the fastest plan has pieces already."""
     fastest = gr.build(resnet50(32), device="l4")
@@ -388,7 +388,7 @@ def check_drawn(monkeypatch, seed: int) -> int:
     return sum(bool(layer.tactic) and layer.name.endswith("]") for layer in engine.plan.layers)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_drawn_networks_in_pieces_of_drawn_sizes(monkeypatch):
     counts = [check_drawn(monkeypatch, seed) for seed in (*range(40), 61, 184)]
     assert sum(map(bool, counts)) > 20 and sum(counts) > 200

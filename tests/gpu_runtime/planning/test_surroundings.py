@@ -8,7 +8,7 @@ import pytest
 from cuda_kernels.device import named
 from gpu_runtime.building.load import lowered
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.source import source_of
+from gpu_runtime.frontend.files.source import source_of
 from gpu_runtime.network import Network, Op
 from gpu_runtime.planning.surroundings import half_zeros, stays_in_l2
 from tests.problems import conv_case

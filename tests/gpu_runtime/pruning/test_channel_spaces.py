@@ -4,8 +4,8 @@ import numpy as np
 import onnx
 import pytest
 
-from gpu_runtime.frontend.check import check_graph
-from gpu_runtime.frontend.load import load_whole
+from gpu_runtime.frontend.files.check import check_graph
+from gpu_runtime.frontend.files.load import load_whole
 from gpu_runtime.pruning import channel_rules, permute
 from gpu_runtime.pruning.channel_spaces import Recorder, Spaces
 from gpu_runtime.pruning.prune import prune

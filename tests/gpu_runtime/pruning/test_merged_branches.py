@@ -8,7 +8,7 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels import sparse24
-from gpu_runtime.frontend.load import stored_tensors
+from gpu_runtime.frontend.files.load import stored_tensors
 from gpu_runtime.pruning.prune import prune
 from tests.gpu_runtime.fusion.test_branches import BOUND, _branches, _model, check_against_ort, merged
 from tests.reference_run import model, node, ort_run

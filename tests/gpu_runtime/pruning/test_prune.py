@@ -11,7 +11,7 @@ import gpu_runtime as gr
 from cuda_kernels import sparse24
 from gpu_runtime.accuracy import sessions
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.load import stored_tensors
+from gpu_runtime.frontend.files.load import stored_tensors
 from gpu_runtime.frontend.summaries import pattern
 from gpu_runtime.pruning import benefit
 from gpu_runtime.pruning.prune import prune
@@ -94,7 +94,7 @@ def test_an_order_that_keeps_more_is_found():
     }
     proto = model(nodes, {"x": (1, 3, 4, 4)}, "y", given)
     before = onnx.ModelProto.FromString(proto.SerializeToString())
-    from gpu_runtime.frontend.weights import weights
+    from gpu_runtime.frontend.files.weights import weights
     from gpu_runtime.pruning.permute import permute
 
     permute(proto, [v for v in weights(proto.graph) if v.name == "b"], {})
@@ -387,7 +387,7 @@ def test_nothing_to_rank(tmp_path, cli):
     assert code == 0 and out.endswith("\nNo weights can be 2:4: there is nothing to rank\n")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_damaged_models_end_in_a_sentence(tmp_path):
     """Each mutation of tests/mutations.py, of small models: pruned with their channels ordered, or refused."""
     small, said = small_models(), 0

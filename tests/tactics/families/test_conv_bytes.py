@@ -17,6 +17,7 @@ from tactics.problems.convolution import window_sums
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.problem import ConvProblem
+from tactics.problems.prologue import Prologue
 from tactics.sampling.data import random_data, reference
 from tactics.step import linear
 from tactics.tactic import Tactic
@@ -56,6 +57,7 @@ def drawn(pick: random.Random) -> tuple[ConvProblem, tuple[str, ...]]:
         dilation=(pick.choice((1, 1, 2)) if r == 3 and min(sizes[2:]) > 5 else 1,) * 2,
         sparse24=pick.random() < 0.6,
         epilogue=end,
+        prologue=Prologue(border=float(pick.choice((0, 0, *RANGE[x], 37)))),
     ), (x, *((y,) if residual else ()), y)
 
 
@@ -82,7 +84,7 @@ def exact(p: ConvProblem, xs, weights) -> np.ndarray:
     """The convolution of integers, then its epilogue in FP64."""
     x, w = (np.asarray(a, np.int64) for a in (xs[0], weights["w"]))
     top, left, bottom, right = p.pad
-    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)), constant_values=int(p.prologue.border))
     y = np.zeros((p.n, p.k, p.p, p.q), np.int64)
     for i, j in np.ndindex(p.r, p.s):
         rows, columns = i * p.dilation[0], j * p.dilation[1]

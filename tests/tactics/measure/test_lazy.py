@@ -122,7 +122,7 @@ def test_a_second_build_times_nothing_and_gives_the_same_bytes():
     assert encode(first) == encode(second)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_else_a_cache_holds_changes_no_second_build():
     """Times that another build added, of a higher level: the next builds agree with each other and use them."""
     path, shapes, _ = NETWORKS["resnet20"]
@@ -152,7 +152,7 @@ def test_the_end_of_tuning_leaves_the_best_plan_so_far():
     assert table.count("~") == sum(layer.name in tuned.missing for layer in engine.plan.layers) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_tactic_that_fails_is_left_out():
     path, shapes, _ = NETWORKS["resnet20"]
     usual, _ = built(Truth(), 3, path, shapes=shapes)

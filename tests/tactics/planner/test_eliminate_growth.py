@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from gpu_runtime.padded_channels.layouts import ChannelSlices, Link
-from gpu_runtime.rewrites.drafts import Together
 from tactics.format import Key
 from tactics.planner.eliminate import minimise
 from tactics.planner.factors import NEVER
 from tactics.planner.graph import Choice, Entry, Graph
+from tactics.planner.grouping import Together
 from tactics.planner.plan import solve
 
 SAME = np.array([[0, NEVER], [NEVER, 0]])

@@ -11,8 +11,7 @@ import onnx
 from onnx import helper, shape_inference, version_converter
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import first_line, graphs_in, opset_version, title
-from gpu_runtime.frontend.weights import int_attribute
+from gpu_runtime.frontend.files.load import first_line, graphs_in, int_attribute, opset_version, put_nodes, title
 from gpu_runtime.text import first_of
 
 OPSET = 22  # every model is converted to this one
@@ -35,7 +34,7 @@ def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
     except Exception as e:
         raise _refused(proto, e) from e
     if opset < 13:
-        _flatten_hardmax(proto.graph)
+        put_nodes(proto.graph, (new for node in proto.graph.node for new in _flat_hardmax(node)))
     del proto.graph.value_info[:]
     for v in proto.graph.output:
         v.type.tensor_type.ClearField("shape")  # declared sizes may contradict those that follow from the inputs
@@ -113,45 +112,40 @@ def spell_out_group_norms(proto: onnx.ModelProto) -> None:
     """
     graphs = (proto.graph, *graphs_in(proto.graph.node)) if opset_version(proto) < 21 else ()
     for graph in reversed(graphs):  # from the inside out: a graph's nodes are copied
-        nodes: list[onnx.NodeProto] = []
-        for node in graph.node:
-            groups = int_attribute(node, "num_groups", 0)
-            if node.op_type != "GroupNormalization" or not groups or len(node.input) != 3:
-                nodes.append(node)
-                continue
-            (x, *affine), y = node.input, node.output[0]
-            within, normal, shape, size = (f"{y}, {what}" for what in ("grouped", "normalized", "shape", "groups"))
-            graph.initializer.append(helper.make_tensor(size, onnx.TensorProto.INT64, [3], [0, groups, -1]))
-            kept = {a.name: a.f for a in node.attribute if a.name == "epsilon"}
-            nodes += [
-                helper.make_node("Reshape", [x, size], [within]),
-                helper.make_node("InstanceNormalization", [within, *affine], [normal], node.name, **kept),
-                helper.make_node("Shape", [x], [shape]),
-                helper.make_node("Reshape", [normal, shape], [y]),
-            ]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        put_nodes(graph, (new for node in graph.node for new in _of_groups(graph, node)))
 
 
-def _flatten_hardmax(graph: onnx.GraphProto) -> None:
-    """Replaces Hardmax of opsets before 13, which is over all axes from `axis` on, by one over a single axis between Reshapes;
-    onnx's converter does not change it.
+def _of_groups(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Returns the nodes that compute a GroupNormalization of the graph; another node alone."""
+    groups = int_attribute(node, "num_groups", 0)
+    if node.op_type != "GroupNormalization" or not groups or len(node.input) != 3:
+        return [node]
+    (x, *affine), y = node.input, node.output[0]
+    within, normal, shape, size = (f"{y}, {what}" for what in ("grouped", "normalized", "shape", "groups"))
+    graph.initializer.append(helper.make_tensor(size, onnx.TensorProto.INT64, [3], [0, groups, -1]))
+    kept = {a.name: a.f for a in node.attribute if a.name == "epsilon"}
+    return [
+        helper.make_node("Reshape", [x, size], [within]),
+        helper.make_node("InstanceNormalization", [within, *affine], [normal], node.name, **kept),
+        helper.make_node("Shape", [x], [shape]),
+        helper.make_node("Reshape", [normal, shape], [y]),
+    ]
+
+
+def _flat_hardmax(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Returns the nodes that compute a Hardmax of opsets before 13, which is over all axes from `axis` on: one over a single
+    axis between Reshapes; onnx's converter does not change it. Another node is returned alone.
     """
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        if node.op_type != "Hardmax":
-            nodes.append(node)
-            continue
-        (x,), (y,) = node.input, node.output
-        flat, chosen, shape = (f"{y}, {what}" for what in ("flat", "chosen", "shape"))
-        nodes += [
-            helper.make_node("Flatten", [x], [flat], axis=int_attribute(node, "axis", 1)),
-            helper.make_node("Hardmax", [flat], [chosen], node.name, axis=1),
-            helper.make_node("Shape", [x], [shape]),
-            helper.make_node("Reshape", [chosen, shape], [y]),
-        ]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    if node.op_type != "Hardmax":
+        return [node]
+    (x,), (y,) = node.input, node.output
+    flat, chosen, shape = (f"{y}, {what}" for what in ("flat", "chosen", "shape"))
+    return [
+        helper.make_node("Flatten", [x], [flat], axis=int_attribute(node, "axis", 1)),
+        helper.make_node("Hardmax", [flat], [chosen], node.name, axis=1),
+        helper.make_node("Shape", [x], [shape]),
+        helper.make_node("Reshape", [chosen, shape], [y]),
+    ]
 
 
 def _put(node: onnx.NodeProto, **values: object) -> None:

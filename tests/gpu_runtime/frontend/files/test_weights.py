@@ -7,8 +7,8 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels import sparse24
 from gpu_runtime.frontend import importer
+from gpu_runtime.frontend.files.weights import weights
 from gpu_runtime.frontend.summaries import pattern
-from gpu_runtime.frontend.weights import weights
 from tests.reference_run import model, node, ort_run
 
 RNG = np.random.default_rng(4)

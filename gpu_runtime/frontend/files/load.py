@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, inliner, numpy_helper
 from cuda_kernels.files import open_regular
 from gpu_runtime import file_kinds
 from gpu_runtime.errors import ModelError, NoModelError
-from gpu_runtime.frontend.source import Source
+from gpu_runtime.frontend.files.source import Source
 
 OLDEST_OPSET = 6
 MOST_BYTES = 2**31 - 1  # of a model with its external data: the limit of protobuf
@@ -329,6 +329,17 @@ def _check_header(proto: onnx.ModelProto) -> None:
 
 def opset_version(proto: onnx.ModelProto) -> int:
     return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((a.i for a in node.attribute if a.name == name), default)
+
+
+def put_nodes(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> None:
+    """Replaces all nodes of a graph."""
+    made = list(nodes)
+    del graph.node[:]
+    graph.node.extend(made)
 
 
 def graphs_in(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:

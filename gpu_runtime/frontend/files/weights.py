@@ -15,11 +15,12 @@ import onnx_ir as ir
 from onnx import TensorProto, helper
 
 from cuda_kernels import sparse24
-from gpu_runtime.frontend import quantized
-from gpu_runtime.frontend.check import FLOATS, SIZES, check_graph, check_values
-from gpu_runtime.frontend.load import load_whole, named, read_by, stored_tensors, title, to_array, type_name
-from gpu_runtime.frontend.source import source_of
+from gpu_runtime.frontend.files import load, quantized
+from gpu_runtime.frontend.files.check import FLOATS, SIZES, check_graph, check_values
+from gpu_runtime.frontend.files.load import int_attribute, stored_tensors, title, to_array, type_name
+from gpu_runtime.frontend.files.source import source_of
 from gpu_runtime.stored_pattern import Stored, as_stored
+from gpu_runtime.text import unused_name
 from tactics.problems.operators import VIEWS
 
 COPIES = ("Identity", "Cast")  # operators that keep the 2:4 pattern
@@ -95,8 +96,8 @@ def stored_weights(path: str | os.PathLike) -> list[Weight]:
 def checked(path: str | os.PathLike) -> onnx.ModelProto:
     """Returns a file's model with its graph and constants checked, and its nodes and layers named. Raises ModelError."""
     source = source_of(path)
-    with named(source):
-        proto = load_whole(source)
+    with load.named(source):
+        proto = load.load_whole(source)
         check(proto)
         return proto
 
@@ -210,22 +211,10 @@ def put(name: str, t: TensorProto, views: Iterable[View], values: np.ndarray) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Use:
-    """A layer, `node`, that reads a constant through `views`; `axis`: the axis of input channels; `reason`: why the layer
-    cannot be 2:4, or "".
-    """
-
-    node: onnx.NodeProto
-    axis: int
-    views: tuple[View, ...]
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Uses:
-    """The readers of a constant. `layers`: layers that read it as weights; `others`: the titles of all other readers."""
+    """The readers of a constant. `layers`: the layers that read it as weights; `others`: the titles of all others."""
 
-    layers: list[_Use] = field(default_factory=list)
+    layers: list[Weight] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
 
 
@@ -238,7 +227,7 @@ def weights(graph: onnx.GraphProto) -> list[Weight]:
         t = tensors.get(name)
         if uses.layers:
             reason = _against(t, uses) if t is not None else f"computed by {title(producer[name])}, not stored"
-            found += [Weight(use.node, name, t, uses.layers[0].axis, reason, uses.layers[0].views) for use in uses.layers]
+            found += [replace(uses.layers[0], node=use.node, reason=reason) for use in uses.layers]
     return found
 
 
@@ -247,14 +236,14 @@ def _uses_of_constants(
 ) -> dict[str, _Uses]:
     constant = set(tensors)
     for node in graph.node:
-        if node.input and all(n in constant for n in read_by(node) if n):
+        if node.input and all(n in constant for n in load.read_by(node) if n):
             constant.update(node.output)
     sources = views_of_constants(graph, tensors, coded=True)
     found: dict[str, _Uses] = {}
     for node in graph.node:
         if node.output and node.output[0] in sources and node.op_type != "Constant":
             continue  # a view: its readers are the constant's
-        for slot, read in enumerate(read_by(node)):
+        for slot, read in enumerate(load.read_by(node)):
             if read not in constant or node.op_type in SIZES:
                 continue
             name, views = sources.get(read, (read, ()))
@@ -264,7 +253,7 @@ def _uses_of_constants(
             if axis is None:
                 uses.others.append(title(node))
             else:
-                uses.layers.append(_Use(node, axis, views, reason))
+                uses.layers.append(Weight(node, name, tensors.get(name), axis, reason, views))
     for v in graph.output:
         if v.name in sources:
             found.setdefault(sources[v.name][0], _Uses()).others.append(OUTPUT)
@@ -380,10 +369,6 @@ def _channel_axis(node: onnx.NodeProto, slot: int, rank: int) -> tuple[int | Non
     return None, ""
 
 
-def int_attribute(node: onnx.NodeProto, name: str, default: int) -> int:
-    return next((a.i for a in node.attribute if a.name == name), default)
-
-
 def name_nodes(nodes: Iterable[onnx.NodeProto] | ir.Graph) -> None:
     """Gives each node a unique name: to a node without one Operator_index, and an index to a name in use."""
     taken: set[str] = set()
@@ -406,10 +391,7 @@ def name_layers(graph: onnx.GraphProto) -> dict[str, str]:
     wanted = dict(_modules(graph))
     taken, changed = {node.name for i, node in enumerate(graph.node) if i not in wanted}, dict[str, str]()
     for i, module in wanted.items():
-        node, name, number = graph.node[i], module, 1
-        while name in taken:
-            number += 1
-            name = f"{module}_{number}"
+        node, name = graph.node[i], unused_name(module, taken)
         taken.add(name)
         if name != node.name:
             changed[name], node.name = node.name, name

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import graphs_in, opset_version, stored_tensors, title, to_array, type_name
+from gpu_runtime.frontend.files.load import graphs_in, int_attribute, opset_version, stored_tensors, title, to_array, type_name
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 MICROSOFT = "com.microsoft"
@@ -139,7 +139,8 @@ class _Spelling:
 
         Only second inputs, and the bias, have several scales: along the output's channels.
         """
-        axis = {"QLinearConv": 0, "QGemm": 0 if _int(node, "transB") else 1}.get(node.op_type, -1) if place == 3 else 0
+        of_second = {"QLinearConv": 0, "QGemm": 0 if int_attribute(node, "transB", 0) else 1}
+        axis = of_second.get(node.op_type, -1) if place == 3 else 0
         key = (*inputs, axis)
         if key not in self.known:
             y = self.known[key] = f"{node.output[0]}, input {place}"
@@ -186,10 +187,6 @@ class _Spelling:
         return name
 
 
-def _int(node: onnx.NodeProto, name: str) -> int:
-    return next((a.i for a in node.attribute if a.name == name), 0)
-
-
 def _spell_attributes(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
     for a in [a for a in node.attribute if a.name != "axis"]:
         to, what = a.i, f"{title(node)}: its attribute {a.name} is {a.i}"
@@ -231,12 +228,8 @@ def _check_node(node: onnx.NodeProto, tensors: Mapping[str, TensorProto]) -> Non
         return  # computed: respell examines it once constants are folded
     if scale.data_type not in FLOATS:
         raise ModelError(f"{title(node)}: expected a scale in floating point, got {type_name(scale.data_type).lower()}")
-    axis, zeros = (
-        next((a.i for a in node.attribute if a.name == "axis"), 1),
-        None if zero is None else to_array(zero.name, zero),
-    )
-    scales = to_array(scale.name, scale).astype(np.float32)
-    check_parameters(title(node), scales, zeros, None if x is None else list(x.dims), axis)
+    scales, zeros = to_array(scale.name, scale).astype(np.float32), None if zero is None else to_array(zero.name, zero)
+    check_parameters(title(node), scales, zeros, None if x is None else list(x.dims), int_attribute(node, "axis", 1))
 
 
 def check_parameters(node: str, scale: np.ndarray, zero: np.ndarray | None, dims: Sequence[int] | None, axis: int) -> None:

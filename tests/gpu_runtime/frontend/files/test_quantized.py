@@ -7,7 +7,7 @@ from onnx import TensorProto
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.source import Source
+from gpu_runtime.frontend.files.source import Source
 from tests.reference_run import model, network, node, ort_run, run
 
 X = (2, 4, 6, 5)

@@ -7,9 +7,9 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels import sparse24
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.load import stored_tensors
+from gpu_runtime.frontend.files.load import stored_tensors
+from gpu_runtime.frontend.files.weights import put, weights
 from gpu_runtime.frontend.summaries import pattern
-from gpu_runtime.frontend.weights import put, weights
 from gpu_runtime.pruning.prune import prune
 from tests.reference_run import model, network, node, ort_run
 
@@ -117,7 +117,7 @@ def test_every_change_can_be_undone(form):
     """`put` of what was there, behind another change, gives the same whole numbers again."""
     proto = quantised(form)
     if form == "operator":
-        gr.frontend.quantized.spell(proto)
+        gr.frontend.files.quantized.spell(proto)
     (w,) = weights(proto.graph)
     before = w.values.copy()
     stored = onnx.numpy_helper.to_array(w.tensor).copy()

@@ -6,7 +6,7 @@ import pytest
 
 import gpu_runtime as gr
 from gpu_runtime.explain.layer_info import SEPARATOR, layer_info
-from gpu_runtime.frontend.weights import name_layers
+from gpu_runtime.frontend.files.weights import name_layers
 from tests.reference_run import model, node
 
 RNG = np.random.default_rng(0)

@@ -14,19 +14,21 @@ import onnx
 from onnx import TensorProto, checker, shape_inference
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.load import (
+from gpu_runtime.frontend.files.load import (
     NOT_UTF8,
     first_line,
     graphs_in,
     inputs_of,
     is_control,
     opset_version,
+    put_nodes,
     read_by,
     stored_tensors,
     title,
     to_array,
 )
 from gpu_runtime.text import MOST_NAME, first_of, printable
+from tactics.planner.grouping import grouped
 
 LARGEST_TENSOR = 2**31 - 1  # elements
 QUANTIZED = {"DynamicQuantizeLinear", "ConvInteger", "MatMulInteger"}
@@ -172,9 +174,7 @@ def _sort(graph: onnx.GraphProto, producer: Mapping[str, int]) -> None:
     except graphlib.CycleError as e:
         ring = " -> ".join(title(graph.node[i]) for i in reversed(e.args[1]))
         raise ModelError(f"the graph has a cycle: {ring}") from None
-    nodes = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    put_nodes(graph, (onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order))
 
 
 def unsupported(proto: onnx.ModelProto, ops: Collection[str]) -> list[onnx.NodeProto]:
@@ -304,11 +304,8 @@ def check_values(graph: onnx.GraphProto) -> None:
 
 def readers_of(graph: onnx.GraphProto) -> Readers:
     """Returns tensor -> (node, number of the input) of each reader."""
-    found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
-    for node in graph.node:
-        for i, name in enumerate(() if is_control(node) else node.input):
-            found.setdefault(name, []).append((node, i))
-    return found
+    plain = (node for node in graph.node if not is_control(node))
+    return grouped((name, (node, i)) for node in plain for i, name in enumerate(node.input))
 
 
 def offender(tensor: str, readers: Readers) -> str:
