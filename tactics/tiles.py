@@ -82,7 +82,7 @@ def no_room_for_border(tactic: Tactic, shared: bool = False) -> str:
     t = tactic.gemm
     pixels, sums = t.n * t.k // 8 // t.threads, t.m * t.n // t.threads
     crowded = sums >= 128 and (shared or tactic.sparse) and pixels >= (8 if shared else 16)
-    return f"a border beside {pixels} pixels and {sums} accumulators per thread would spill registers" if crowded else ""
+    return f"a border, {pixels} pixels and {sums} accumulators per thread would spill registers" if crowded else ""
 
 
 def no_room_for_norm(tactic: Tactic) -> str:

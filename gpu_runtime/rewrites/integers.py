@@ -1,12 +1,13 @@
 """Offers convolutions of quantised tensors on their whole numbers; FP16, or whole numbers, is a choice of the plan.
 
-A quantised tensor q holds whole numbers of 8 bits, x = q * scale. FP16 holds them exactly, so q may be stored as FP16 or as
-bytes (`mark`), and both have the same values. A convolution that reads x, with weights w = v * s of whole numbers v and a scale
-s for each output channel, equals
+A quantised tensor q holds whole numbers of 8 bits, x = (q - zero) * scale. FP16 holds them exactly, so q may be stored as FP16
+or as bytes (`mark`), and both have the same values. A convolution that reads x, with weights w = v * s of whole numbers v and a
+scale s for each output channel, equals
 
-    sum(w x) + b = sum(v q) * multipliers + b,    multipliers = s * scale
+    sum(w x) + b = sum(v q) * multipliers + b - zero * sum(v) * multipliers,    multipliers = s * scale
 
-of which tensor cores compute the sum exactly, in INT8 or in FP16. A residual that is quantised enters in the same way.
+of which tensor cores compute the sum of v q exactly, in INT8 or in FP16, and the rest is the bias. Outside of the image x is 0
+and q the zero point. A residual that is quantised enters in the same way.
 
 Example: x = 0.5 q, and a channel's weights are (0.2, -0.1, 0), which are (2, -1, 0) times 0.1: its multiplier is 0.05.
 """
@@ -50,8 +51,7 @@ def mark(network: Network) -> Network:
     """Returns the network with the type `whole` for each FP16 tensor that holds only whole numbers of 8 bits."""
     types = dict(network.types)
     for t, v in _numbers(network).items():
-        name = next((n for n, r in RANGES.items() if v is not None and r.low <= v.low and v.high <= r.high), "")
-        if name and t not in types:
+        if v is not None and (name := _of_bytes(v)) and t not in types:
             types[t] = Type(whole=name)
     return network if len(types) == len(network.types) else replace(network, types=types)
 
@@ -226,7 +226,9 @@ def group_of(layer: str) -> str:
 
 
 def _sources(network: Network) -> dict[str, Source]:
-    """Returns x -> its source, for each x = (q - zero) * scale of whole numbers and a positive scale."""
+    """Returns x -> its source, for each x = (q - zero) * scale of whole numbers and a positive scale; a zero point other than 0
+    is one of the numbers that q's bytes can hold.
+    """
     numbers, found = _numbers(network), {}
     for op in network.ops:
         if not computes(op, PointwiseProblem) or op.problem.constants or op.problem.tensors != ("nchw",):
@@ -235,9 +237,17 @@ def _sources(network: Network) -> dict[str, Source]:
         if [s.op for s in stages] not in (["mul"], ["add", "mul"]) or any(s.operand for s in stages):
             continue
         *shift, (scale,) = (s.params for s in stages)
-        if numbers.get(op.inputs[0]) is not None and scale > 0 and not network.is_fp32(op.output):
-            found[op.output] = Source(op, scale, -shift[0][0] if shift else 0.0)
+        v, zero = numbers.get(op.inputs[0]), -shift[0][0] if shift else 0.0
+        if v is None or scale <= 0 or network.is_fp32(op.output):
+            continue
+        if not zero or (zero == round(zero) and _of_bytes(v.hull(Interval(zero, zero)))):
+            found[op.output] = Source(op, scale, zero)
     return found
+
+
+def _of_bytes(v: Interval) -> str:
+    """Returns the type of 8 bits that has all whole numbers of an interval; "" if none has."""
+    return next((name for name, r in RANGES.items() if r.low <= v.low and v.high <= r.high), "")
 
 
 def offered(network: Network) -> list[Op[Any]]:
@@ -260,11 +270,9 @@ def reason_against(network: Network, op: Op[Any]) -> str:
         return "no INT8 kernel has groups"
     if op.inputs[0] not in _sources(network):
         return "its input is not quantised"
-    return (
-        "its weights are not whole numbers of 8 bits"
-        if whole(op.weights["w"]) is None
-        else "no INT8 kernel has its fused steps"
-    )
+    if whole(op.weights["w"]) is None:
+        return "its weights are not whole numbers of 8 bits"
+    return "no INT8 kernel has its fused steps"
 
 
 def _twin(network: Network, op: Op[Any], sources: Mapping[str, Source]) -> Op[ConvProblem] | None:

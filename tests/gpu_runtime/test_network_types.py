@@ -11,6 +11,7 @@ from gpu_runtime.network import HALF, SINGLE, WIDE, Network, Options, Type
 from gpu_runtime.planning import batch_pieces
 from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.precision import cliffs
+from tactics.planner.graph import holds
 from tactics.problems.batches import BatchPiecesProblem
 from tactics.problems.problem import ConcatProblem
 from tests.reference_run import model, network, node
@@ -73,7 +74,8 @@ def test_rewrites_and_pieces_keep_types_and_readers(of):
     found = alternatives(net)
     assert found.types.items() >= net.types.items() and net.exact_outputs and found.exact_outputs == net.exact_outputs
     assert all(op.exact == (op.output in net.exact_outputs) for op in found.ops)
-    chosen = SimpleNamespace(entries={op.name: None for op in found.ops}, options={g: o[0] for g, o in found.groups})
+    options = {g: o[0] for g, o in found.groups}
+    chosen = SimpleNamespace(entry_of=lambda name, when: holds(when, options))
     able = frozenset(batch_pieces.able_blocks(found))
     split = batch_pieces.offer(found, batch_pieces.BatchPieces((1, 1), able), named("a10"), chosen)
     assert bool(able) == (plain.images > 1) == (len(split.ops) > len(found.ops))

@@ -347,7 +347,7 @@ def test_registers_are_those_of_what_is_compiled():
     for kernel in ("conv_dense", "conv_sparse24"):
         for text, takes in kernels[kernel]["variants"].items():
             v = dict(part.split("=") for part in text.split(","))
-            others = {"GROUPED", "PRO", "GATE", "NORM", "X_BYTES"} & set(v)
+            others = {"GROUPED", "PRO", "GATE", "NORM", "BORDER", "X_BYTES"} & set(v)
             if others or (v["IN_LINEAR"], v["OUT_LINEAR"]) != ("0", "0") or v["SPLIT"] == "2":
                 continue
             key = (kernel == "conv_sparse24", *(int(v[name]) for name in ("BM", "BN", "BK", "WARPS_N")))

@@ -183,8 +183,8 @@ def test_a_residual_of_whole_numbers_is_scaled_once():
     one = next(op for op in net.ops if ("sum", "into conv") in op.when)
     end = one.problem.epilogue
     assert (str(end.act), end.affine, end.residual, end.act_first, str(end.last)) == (
-        "quantize(-128,127)", True, True, True, "quantize(0,125)")  # fmt: skip
-    assert np.all(one.weights["scales"] == 0.5)
+        "quantize(-128,127)", True, True, True, "quantize(130,255)")  # fmt: skip
+    assert np.all(one.weights["scales"] == 0.5) and np.all(one.weights["shifts"] == 130)  # the zero point of the sum
 
 
 @pytest.mark.parametrize("groups", [2, 4])

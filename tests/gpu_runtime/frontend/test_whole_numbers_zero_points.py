@@ -1,5 +1,7 @@
 """Layers that read tensors with a zero point, in FP16 and on whole numbers, against onnxruntime without its optimizer."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -9,6 +11,7 @@ from gpu_runtime.frontend.whole_numbers import SUBTRACTED
 from gpu_runtime.network import Network
 from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.rewrites import integers
+from tactics.problems.pointwise_ops import Stage
 from tactics.problems.problem import ConvProblem
 from tactics.problems.protocol import Feature
 from tests.engines import emulated
@@ -196,8 +199,12 @@ def test_an_engine_of_bytes_is_saved_and_runs(size, tmp_path):
     assert np.abs(got - expected).max() <= 2e-3 * np.abs(expected).max()
 
 
-def test_sources_know_their_zero_points():
+@pytest.mark.parametrize("zero, read", [(131, True), (7, True), (130.5, False), (300, False)])
+def test_a_source_has_a_zero_point_that_bytes_hold(zero, read):
+    """Other numbers are a network's own operators, not a quantiser's."""
     net = network(pointwise(0.0123, np.uint8(131)))
-    (source,) = integers._sources(net).values()
-    assert source.zero == 131 and source.scale == np.float32(0.0123)
-    assert [op.layer for op in net.ops if isinstance(op.problem, ConvProblem)] == ["conv0"]
+    (op,) = [source.op for source in integers._sources(net).values()]
+    stages = (Stage("add", params=(-float(zero),)), op.problem.stages[1])
+    changed = replace(op, problem=replace(op.problem, stages=stages))
+    found = integers._sources(replace(net, ops=tuple(changed if o is op else o for o in net.ops)))
+    assert [source.zero for source in found.values()] == ([zero] if read else [])
