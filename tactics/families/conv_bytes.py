@@ -37,7 +37,8 @@ QUANTIZED = replace(RELU, multiplied=True, act=Activation("quantize", (0.0, 127.
 CASES = dict.fromkeys(
     SOURCES,
     (
-        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), prologue=Prologue(border=37.0), epilogue=QUANTIZED, sparse24=True),
+        ConvProblem(2, 40, 9, 7, 72, 3, 3, pad=(1, 1, 1, 1), epilogue=QUANTIZED, sparse24=True),
+        ConvProblem(1, 24, 9, 7, 40, 3, 3, pad=(1, 1, 1, 1), prologue=Prologue(border=37.0), epilogue=QUANTIZED, sparse24=True),
         ConvProblem(
             1, 48, 7, 10, 88, 1, 1, epilogue=replace(QUANTIZED, residual=True, residual_multiplied=True), sparse24=True
         ),
