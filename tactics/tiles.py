@@ -78,7 +78,9 @@ def out_of_registers(tactic: Tactic) -> bool:
 
 
 def no_room_for_border(tactic: Tactic, shared: bool = False) -> str:
-    """Why a border's address beside those of a thread's pixels would spill registers, or "". `shared`: blocks share K."""
+    """Returns why the kernel would spill registers if it read a border, whose address joins the addresses of a thread's pixels;
+    "" if it would not. `shared`: blocks share K.
+    """
     t = tactic.gemm
     pixels, sums = t.n * t.k // 8 // t.threads, t.m * t.n // t.threads
     crowded = sums >= 128 and (shared or tactic.sparse) and pixels >= (8 if shared else 16)

@@ -18,7 +18,7 @@ MOVES = frozenset(
 )
 LAYERS = ("Conv", "ConvTranspose", "Gemm", "MatMul")  # a scale in front of one is a scale behind it
 ENLARGE = ("Expand", "Resize", "Tile")
-# Those that QuantizeLinear passes on its way up: they keep all elements, or the largest of their windows.
+# Operators past which QuantizeLinear moves up: they keep all elements, or the largest of their windows.
 KEEP = ("DepthToSpace", "Flatten", "MaxPool", "Reshape", "Resize", "SpaceToDepth", "Squeeze", "Transpose", "Unsqueeze")
 
 

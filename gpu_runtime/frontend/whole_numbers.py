@@ -21,6 +21,7 @@ from gpu_runtime.frontend.files.quantized import DEQUANTIZE, QUANTIZE, check_par
 from gpu_runtime.frontend.normalize import Steps, replace_by, stored
 from gpu_runtime.frontend.queries import attribute, constant, name_of, operand, operands, shape_of, single_reader
 from gpu_runtime.frontend.travel import BOUNDS, MOVES, travel
+from tactics.planner.grouping import Together, grouped
 
 SUBTRACTED = ", zero point subtracted"  # ends the name of a tensor in place of ONNX's
 # Operators between DequantizeLinear and others that may read whole numbers with their zero point.
@@ -78,15 +79,18 @@ def _parameters(node: ir.Node) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _kept(model: ir.Model) -> set[ir.Value]:
-    """Returns the quantised tensors that keep their zero points: all or none of the tensors that operators place together."""
-    groups: dict[ir.Value, set[ir.Value]] = {}
+    """Returns the quantised tensors that keep their zero points. Tensors that a Concat, a Slice or the like connects are one
+    group, and all of a group keep theirs or none does.
+    """
+    together, held = Together[ir.Value](), dict[ir.Value, None]()
     for node in model.graph:
-        if node.op_type == QUANTIZE:
-            groups[node.outputs[0]] = {node.outputs[0]}
-        elif node.op_type != DEQUANTIZE and any(v in groups for v in operands(node)):
-            group = set(node.outputs).union(*(groups[v] for v in operands(node) if v in groups))
-            groups.update(dict.fromkeys(group, group))
-    return {v for v, group in groups.items() if _bytes_serve(group)}
+        read = [v for v in operands(node) if v in held]
+        if node.op_type == QUANTIZE or (read and node.op_type != DEQUANTIZE):
+            held |= dict.fromkeys(node.outputs)
+            for v in (*node.outputs[1:], *read):
+                together.unite(node.outputs[0], v)
+    groups = grouped((together.root(v), v) for v in held)
+    return {v for group in groups.values() if _bytes_serve(group) for v in group}
 
 
 def _bytes_serve(group: Collection[ir.Value]) -> bool:

@@ -125,9 +125,7 @@ class _Epilogues:
     def _residual(self, add: Op[Any], convs: list[tuple[Op[Any], Conv]]) -> None:
         """Offers a residual Add as an op of its own, and fused into each of the convolutions that wait for it."""
         act, slope, used = self.chains.activation_after(add.output) or (NONE, None, ())
-        affine, quantize, more = self._quantized_after(
-            act, used[-1].output if used else add.output, [conv for _, conv in convs]
-        )
+        affine, quantize, more = self._quantized_after(act, (add, *used)[-1].output, [conv for _, conv in convs])
         used = (*used, *more)
         chain = self.chains.chain_at(add, lambda op: id(op) in self.covered, (add, *used)[-1])
         options = (APART, *(f"into {conv.op.layer}" for _, conv in convs))

@@ -32,8 +32,8 @@ class Prologue(Hashed):
         several = len(self.needs) > 1
         if several or (self.act != NONE and not self.gated) or self.act.name not in GATED_ACTS:
             raise ValueError(f"conv: expected an input with scale and shift, or a gate and one of {GATED_ACTS}, got {self}")
-        if not 0 <= self.epsilon < float("inf") or (self.epsilon and not self.normalized):
-            raise ValueError(f"conv: expected a norm's epsilon, finite and not negative, got {self}")
+        if not self.epsilon + abs(self.border) < float("inf") or self.epsilon < 0 or (self.epsilon and not self.normalized):
+            raise ValueError(f"conv: expected a finite border, and a norm's epsilon, finite and not negative, got {self}")
 
     def normalize(self, x: np.ndarray) -> np.ndarray:
         """Returns x [n,c,h,w] with each pixel's channels normalized to mean 0 and variance 1, as FP32."""

@@ -233,3 +233,9 @@ def test_sums_are_those_of_integers():
     found = window_sums(x.astype(np.float32), w.astype(np.float32), (3, 3), (1, 1), (1, 1))
     whole = sum(np.einsum("kc,nchw->nkhw", w[:, :, i, j], x[:, :, i : i + 3, j : j + 3]) for i in range(3) for j in range(3))
     assert np.array_equal(found, whole)
+
+
+@pytest.mark.parametrize("border", [float("nan"), float("inf"), float("-inf")])
+def test_a_border_is_finite(border):
+    with pytest.raises(ValueError, match="expected a finite border"):
+        Prologue(border=border)
