@@ -102,6 +102,10 @@ def model_of(name: str, batch: int) -> tuple[onnx.ModelProto, dict[str, tuple[in
     """Returns (the network, the shapes of its inputs if they are open, else None)."""
     if name == "resnet50":
         return resnet50(batch), None
+    if name == "resnet50_int8":  # quantised as ModelOpt does it; needs onnxruntime, as the tests do
+        from tests.quantized_models import quantised_resnet50
+
+        return quantised_resnet50(), {"x": (batch, 3, 224, 224)}
     if name == SMALL:
         with tempfile.TemporaryDirectory() as folder:
             return onnx.load(gpu_networks.two_layers(Path(folder) / "two_layers.onnx")), None
@@ -224,6 +228,7 @@ def ran(wanted: Wanted, folder: Path, judge: bool, kept: dict[str, np.ndarray]) 
     row: dict[str, Any] = {
         "planned_us": plan.solution.total_us,
         "whole_us": plan.solution.measured_us,  # of the build's own replays of the plan
+        "replaced": [[r.op, r.before_us, r.after_us] for r in plan.solution.replaced],  # by the build's runs of whole plans
         "launches": len(plan.steps),
         "weights": "drawn" if wanted.plan else "the model's",
         "sparse": [len(engine.sparsity.picked), len(engine.sparsity.eligible)],
@@ -268,16 +273,6 @@ def timed(cache: Path) -> dict[str, int]:
         return {}
     rows = [row for row in map(json.loads, cache.read_text().splitlines()) if "us" in row]
     return {"tactics timed": len({(r["problem"], r["tactic"]) for r in rows}), "problems": len({r["problem"] for r in rows})}
-
-
-def line(row: dict[str, Any]) -> str:
-    labels = [k for k in row if isinstance(row[k], dict) and "us" in row[k]]
-    cells = [
-        f"{k} {row[k]['us']:.1f}" + (f" (planned {row[k]['planned_us']:.1f})" if "planned_us" in row[k] else "") for k in labels
-    ]
-    errors = [str(row[k]["error_to_onnxruntime"])[:40] for k in labels if "error_to_onnxruntime" in row[k]]
-    failed = "".join(f"; FAILED {k}: {text[:160]}" for k, text in row["failed"].items())
-    return f"{row['network']}:{row['batch']} us: {', '.join(cells)}; errors {' '.join(errors) or 'not asked for'}{failed}"
 
 
 def arguments() -> argparse.Namespace:
@@ -354,7 +349,7 @@ def all_rows(todo: Sequence[Row], args, folder: Path, device: str) -> int:
             with ExitStack() as stack:
                 found = measure(row, engines, folder, args, kept, stack)
             data["rows"].append(found | {"failed": failed | found["failed"]} | timed(args.cache or folder / "timings.jsonl"))
-            print(line(data["rows"][-1]), flush=True)
+            print(*hardware.networks({"rows": data["rows"][-1:]}), sep="\n", flush=True)
             hardware.write(args.out, data)
             if args.outputs:
                 np.savez(args.outputs, **kept)  # type: ignore[arg-type]

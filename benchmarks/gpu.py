@@ -69,6 +69,14 @@ ROWS = (
     Row("8", "counters", 40, "what warps wait for", "counters.json", ("ncu",), f"benchmarks.experiments.counters {IN_TIME}"),
     Row("4", "measured-1", 80, "plans at batch 1", "measured_1.json", (), f"{BUILDS} --tuning 50 resnet50:1:dense"),
     Row("4", "ends-1", 40, "ends at batch 1", "ends_1.json", (), f"benchmarks.experiments.changed {IN_TIME} ends-1"),
+    Row("5", "int8", 40, "gains of INT8 in networks", "int8.json", (),
+        "benchmarks.bench_networks --out {out} --seconds {seconds} --ours-only resnet50_int8:32 resnet50:32 resnet50_int8:1 "
+        "resnet50:1"),
+    Row("5", "known", 150, "gains over PyTorch; errors", "bench_networks.json", (),
+        "benchmarks.bench_networks --out {out} --seconds {seconds} --judge --kinds dense tv_efficientnet_b0:32 "
+        "tv_efficientnet_b0:1 tv_convnext_tiny:32 tv_convnext_tiny:1 tv_mobilenet_v3_large:32 tv_mobilenet_v3_large:1 "
+        "timm_mixnet_s:32 tv_regnet_y_400mf:32 timm_poolformer_s12:32 timm_fastvit_t8:32 timm_nfnet_l0:32 tv_resnext50:32 "
+        "timm_mobileone_s0:32 timm_repvgg_a0:32"),
     Row("9", "tests", 160, "right on hardware", "tests.json", (), f"benchmarks.experiments.hardware_tests {IN_TIME}"),
     Row("9", "changed", 90, "prices of changed kernels", "changed.json", (), f"benchmarks.experiments.changed {IN_TIME}"),
     Row("9", "sanitizer", 150, "no race, no stray access", "sanitizer.json", ("compute-sanitizer",),

@@ -63,55 +63,39 @@ def read(path: Path) -> dict[str, Any]:
     return data
 
 
-def whole_networks(folder: Path) -> Iterator[str]:
-    """Yields the table of benchmarks.bench_networks: our engines, the prediction of the fastest one, and the faster of
-    PyTorch's two.
-    """
-    kinds = ("dense_predicted", "sparse_predicted", "whole_predicted", "torch", "torch_compiled")
-    titles = ("dense", "2:4", "whole", "PyTorch", "compiled")
-    yield f"{'network':24} {'batch':>5} {' '.join(f'{t:>8}' for t in titles)} {'predicted':>9} {'gain':>6} {'error':>8}"
-    for row in read(folder / "bench_networks.json")["rows"]:
-        times = " ".join(f"{row[kind]['us']:8.1f}" if kind in row else f"{'-':>8}" for kind in kinds)
-        ours = [row[kind] for kind in kinds[:3] if kind in row]
-        best = min(ours, key=lambda of: of["us"])
-        theirs = [row[kind]["us"] for kind in kinds[3:] if kind in row]
-        gain = f"{min(theirs) / best['us']:.2f}x" if theirs else "-"
-        judged = [of[JUDGED][0] for of in ours if JUDGED in of]
-        rest = f"{best['planned_us']:9.1f} {gain:>6} {f'{max(judged):.1e}' if judged else '-':>8}"
-        yield f"{row['network']:24} {row['batch']:5} {times} {rest}"
+OURS = ("dense_predicted", "dense_measured", "sparse_predicted", "sparse_measured", "whole_predicted")
+THEIRS = ("torch", "torch_compiled")
+TITLES = ("dense p", "dense m", "2:4 p", "2:4 m", "whole", "PyTorch", "compiled", "plan", "2:4", "gain", "error")
 
 
-def built_networks(data: dict[str, Any]) -> Iterator[str]:
+def networks(data: dict[str, Any]) -> Iterator[str]:
     """Yields the table of a result of benchmarks.bench_networks: our engines by predicted (p) and by measured times (m), beside
     PyTorch's two. `plan`: the sum of the fastest plan's layers; `2:4`: dense over 2:4, the best of each; `gain`: the faster of
-    PyTorch's over ours.
+    PyTorch's over ours; `error`: the largest beside onnxruntime, where outputs were judged.
     """
-    kinds = [f"{kind}_{how}" for kind in ("dense", "sparse") for how in ("predicted", "measured")] + ["torch", "torch_compiled"]
-    titles = ("dense p", "dense m", "2:4 p", "2:4 m", "PyTorch", "compiled", "plan", "2:4", "gain")
-    yield f"{'network':24} {'batch':>5} {' '.join(f'{t:>8}' for t in titles)}"
+    yield f"{'network':22} {'batch':>5} {' '.join(f'{t:>8}' for t in TITLES)}"
     for row in data["rows"]:
-        us = {kind: row[kind]["us"] for kind in kinds if kind in row and "us" in row[kind]}
-        ours = {kind: us[kind] for kind in kinds[:4] if kind in us}
-        if not ours:
-            yield f"{row['network']:24} {row['batch']:5} failed: {'; '.join(map(str, row['failed'].values()))[:80]}"
-            continue
-        best = min(ours, key=ours.__getitem__)
-        dense, sparse, theirs = (
-            min([us[k] for k in of if k in us], default=math.nan) for of in (kinds[:2], kinds[2:4], kinds[4:])
-        )
-        numbers = [us.get(kind, math.nan) for kind in kinds] + [row[best]["planned_us"]]
-        cells = " ".join(f"{n:8.1f}" if n == n else f"{'-':>8}" for n in numbers)
-        yield f"{row['network']:24} {row['batch']:5} {cells} " + " ".join(
-            f"{n:8.2f}" if n == n else f"{'-':>8}" for n in (dense / sparse, theirs / ours[best])
-        )
+        us = {kind: row[kind]["us"] for kind in (*OURS, *THEIRS) if kind in row and "us" in row[kind]}
+        ours = {kind: us[kind] for kind in OURS if kind in us}
+        best = min(ours, key=ours.__getitem__, default="")
+        dense, sparse, theirs = (min([us[k] for k in of if k in us], default=math.nan) for of in (OURS[:2], OURS[2:4], THEIRS))
+        numbers = [us.get(kind, math.nan) for kind in (*OURS, *THEIRS)] + [row[best]["planned_us"] if best else math.nan]
+        cells = [f"{n:8.1f}" for n in numbers] + [f"{n:8.2f}" for n in (dense / sparse, theirs / us.get(best, math.nan))]
+        cells.append(f"{max([e for e in map(error, map(row.get, ours)) if e == e], default=math.nan):8.1e}")
+        yield f"{row['network']:22} {row['batch']:5} " + " ".join(f"{'-':>8}" if c.strip() == "nan" else c for c in cells)
+        yield from (f"  FAILED {kind}: {why[:160]}" for kind, why in row.get("failed", {}).items())
         timed = f"{row.get('tactics timed', 0)} tactics of {row.get('problems', 0)} problems timed until then"
         for kind in (k for k in ours if k.endswith("_measured")):
             sums = f"plan {row[kind]['planned_us']:.1f} us, graph {us[kind]:.1f}"
             yield f"  {kind}: built in {row[kind]['build_s']:.0f} s, {timed}; {sums}"
+            for op, before, after in row[kind].get("replaced", ()):
+                yield f"    {op}: another tactic than alone, the whole took {before:.1f}, then {after:.1f} us"
 
 
-def tested(data: dict[str, Any]) -> Iterator[str]:
-    yield data["last_line"]
+def error(of: dict[str, Any]) -> float:
+    """Returns the largest error of an engine's outputs beside onnxruntime's, relative to their range; NaN if not judged."""
+    found = of.get(JUDGED, [of.get("error_to_onnxruntime")])[0]
+    return found if isinstance(found, float) else math.nan
 
 
 def right(data: dict[str, Any]) -> Iterator[str]:
@@ -132,8 +116,8 @@ def convolutions(data: dict[str, Any]) -> Iterator[str]:
 
 # The tables of rows whose module has none of its own for a result of theirs.
 TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
-    "benchmarks.bench_networks": built_networks,
-    "benchmarks.experiments.hardware_tests": tested,
+    "benchmarks.bench_networks": networks,
+    "benchmarks.experiments.hardware_tests": lambda data: iter([data["last_line"]]),
     "benchmarks.experiments.right": right,
     "benchmarks.gpu_networks": older_networks,
     "benchmarks.bench_conv": convolutions,
@@ -150,10 +134,6 @@ def tables() -> dict[str, Callable[[dict[str, Any]], Iterator[str]]]:
 
 def shown(folder: Path) -> Iterator[str]:
     """Yields all results of a folder as lines. ValueError for a result that was not measured on hardware."""
-    if (folder / "bench_networks.json").exists():
-        found = read(folder / "bench_networks.json")
-        yield f"{found['device']}, driver {found['driver']}, {found['date']}; microseconds of a graph's replay"
-        yield from whole_networks(folder)
     if (folder / "summary.json").exists():
         found = read(folder / "summary.json")
         yield f"{found['device']}, driver {found['driver']}, last call {found['date'][:16]}"

@@ -106,6 +106,16 @@ def quantised(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], outputs: 
     return modelopt(model, ranges(model, feeds, [*tensors]), outputs)
 
 
+def quantised_resnet50() -> onnx.ModelProto:
+    """Returns ResNet-50 with drawn weights, quantised, its batch open."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "m.onnx"
+        onnx.save(networks.resnet50(), path)
+        quant_pre_process(path, path, skip_symbolic_shape=True)
+        model = onnx.load(path)
+    return open_batch(quantised(model, {"x": np.random.default_rng(0).standard_normal((1, 3, 224, 224)).astype(np.float32)}))
+
+
 class Counted(NamedTuple):
     """Convolutions of a network: all, those in INT8, those in INT8 as 2:4, and the predicted microseconds of the network."""
 

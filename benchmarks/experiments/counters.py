@@ -37,11 +37,11 @@ SHOWN = ("gpu__time_duration.sum", "sm__throughput", "lts__throughput", "dram__t
 
 def targets(device: Device, small: bool) -> dict[str, Entry]:
     """Returns name -> the entry to count: the end of a tile with a residual, and a long 2:4 loop."""
-    end = RESIDUAL if not small else layers.problem("small 1x1", False)
+    end = RESIDUAL if not small else layers.problem("small 1x1")
     able = [t for t in candidates(end, device) if t.ins[0].layout == t.out.layout == "hwc8" and not t.sparse]
     first = min(able, key=lambda t: (predict_us(end, t, device), t.name))
-    long = layers.entries(next(iter(layers.SMALL)) if small else LONG, device, 1)
-    return {"64>256 residual": Entry(end, first), "long 2:4": next(e for e in long if e.tactic.sparse)}
+    (long,) = layers.entries(next(iter(layers.SMALL)) if small else LONG, device, "2:4", 1)[:1]
+    return {"64>256 residual": Entry(end, first), "long 2:4": long}
 
 
 def kernels(device: Device, small: bool) -> list[Binary]:

@@ -130,7 +130,7 @@ def of_networks(device: Device, small: bool, _: Path) -> Iterator[Binary]:
 
 def of_layers(device: Device, small: bool) -> Iterator[Binary]:
     yield from layers.kernels(device, small)
-    yield from references(layers.problem(name, False) for name in layers.shapes(small))
+    yield from references(layers.problem(name, kind) for name in layers.shapes(small) for kind in layers.kinds(name))
 
 
 def of_conv(device: Device) -> Iterator[Binary]:
@@ -150,6 +150,8 @@ OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
     "early": lambda device, small, _: [] if small else of_plans(device),
     "peers": lambda device, small, _: of_layers(device, small),
     "batches": lambda device, small, _: [] if small else of_plans(device),
+    "int8": lambda device, small, _: [] if small else of_plans(device),
+    "known": lambda device, small, _: [] if small else of_plans(device),
     "untimed": lambda device, small, _: launched(changed.untimed(NEWEST, device, small)),
     "ends-1": lambda device, small, _: launched(changed.ends_1(device, small)),
     "facts": lambda *_: [],

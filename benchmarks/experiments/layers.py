@@ -3,8 +3,9 @@
     python -m benchmarks.experiments.layers --out FILE [--seconds 110] [--small] [LAYER ...]
 
 Of each layer the MOST dense and the MOST 2:4 tactics that predictions put first, channels last, and its strips of 128 x 224 and
-128 x 256 pixels where K has 36 stages and more. Dense tactics run on dense weights and 2:4 tactics on weights that are pruned,
-each on data of its own, as a user's two networks would; samples of both alternate. Random normal data, medians of ROUNDS, L2 as
+128 x 256 pixels where K has 36 stages and more; of the layers in BYTES also tactics that read and write INT8. Dense tactics run
+on dense weights and 2:4 tactics on weights that are pruned, each on data of its own, as a user's networks would; samples of all
+alternate. Random normal data, medians of ROUNDS, L2 as
 in a network (tactics/sampling/stopwatch.py). Each output is compared with the reference before it is timed.
 """
 
@@ -13,11 +14,13 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 from benchmarks.experiments.run import Experiment, begun, interleaved
 from cuda_kernels.device import Device
 from tactics.candidates import candidates
+from tactics.format import Format
 from tactics.launches import Binary, binaries
 from tactics.measure.race import times_of
 from tactics.measure.worker import Bench, Ready
@@ -41,6 +44,7 @@ SHAPES: dict[str, tuple[int, int, int, int, int, int]] = {
     "resnet 28x28 128": (256, 128, 28, 28, 128, 3),
     "vgg 28x28 512": (64, 512, 28, 28, 512, 3),
     "resnet 56x56 64": (256, 64, 56, 56, 64, 3),
+    "resnet 56x56 64>256": (256, 64, 56, 56, 256, 1),
     "unet 16x16 1280": (16, 1280, 16, 16, 1280, 3),
     "vae 256x256 256": (2, 256, 256, 256, 256, 3),
     "resnet 7x7 512": (256, 512, 7, 7, 512, 3),
@@ -48,6 +52,19 @@ SHAPES: dict[str, tuple[int, int, int, int, int, int]] = {
     "1x1 8192 cubed": (1, 8192, 64, 128, 8192, 1),
 }
 SMALL = {"small 8x8 64": (2, 64, 8, 8, 64, 3), "small 1x1": (1, 64, 8, 8, 64, 1)}
+BYTES = {"vgg 56x56 256", "resnet 14x14 256", "resnet 56x56 64", "resnet 56x56 64>256", "1x1 8192 cubed", "small 1x1"}
+
+
+class Kind(NamedTuple):
+    """The format of inputs and outputs, and whether the weights are 2:4."""
+
+    format: Format
+    sparse: bool
+
+
+HALVES, WHOLE = Format("fp16", "hwc8"), Format("int8", "hwc16")
+PAIRS = (("dense", "2:4"), ("INT8", "INT8 2:4"))
+KINDS = {"dense": Kind(HALVES, False), "2:4": Kind(HALVES, True), "INT8": Kind(WHOLE, False), "INT8 2:4": Kind(WHOLE, True)}
 
 
 class Entry(NamedTuple):
@@ -61,31 +78,41 @@ def shapes(small: bool) -> dict[str, tuple[int, int, int, int, int, int]]:
     return SMALL if small else SHAPES
 
 
-def problem(name: str, sparse: bool) -> ConvProblem:
-    """Returns a layer as a convolution with bias and ReLU. `sparse`: its weights are pruned to 2:4."""
-    n, c, h, w, k, r = (SHAPES | SMALL)[name]
-    end = Epilogue(bias=True, act=Activation("relu"))
+def kinds(name: str) -> list[str]:
+    """Returns the kinds of tactics that are tried on a layer."""
+    return [kind for kind, of in KINDS.items() if of.format == HALVES or name in BYTES]
+
+
+def problem(name: str, kind: str = "dense") -> ConvProblem:
+    """Returns a layer as a convolution with bias and ReLU, quantised or with weights pruned to 2:4 if its kind says so."""
+    (n, c, h, w, k, r), (of, sparse) = (SHAPES | SMALL)[name], KINDS[kind]
+    whole = of == WHOLE
+    end = Epilogue(bias=True, act=Activation("quantize", (0.0, 127.0)) if whole else Activation("relu"), multiplied=whole)
     return ConvProblem(n, c, h, w, k, r, r, pad=(r // 2,) * 4, epilogue=end, sparse24=sparse)
 
 
-def entries(name: str, device: Device, most: int = MOST) -> list[Entry]:
-    """Returns the `most` best predicted dense tactics of the dense problem, then of the 2:4 tactics of the pruned one."""
-    found = []
-    for sparse in (False, True):
-        p = problem(name, sparse)
-        able = [t for t in candidates(p, device) if t.sparse == sparse and t.ins[0].layout == t.out.layout == "hwc8"]
-        able.sort(key=lambda t: (predict_us(p, t, device), t.name))
-        stages = p.r * p.s * p.c // STAGE
-        strips = [t for t in able if stages >= STRIP_STAGES and t.gemm.box and (t.gemm.m, t.gemm.n) in STRIPS]
-        best_strips = [next((t for t in strips if (t.gemm.m, t.gemm.n) == size), None) for size in STRIPS]
-        found += [Entry(p, t) for t in dict.fromkeys([*able[:most], *filter(None, best_strips)])]
-    return found
+def entries(name: str, device: Device, kind: str, most: int = MOST) -> list[Entry]:
+    """Returns the `most` best predicted tactics of a kind, and the best strip of each size in STRIPS where K is long."""
+    p, (of, sparse) = problem(name, kind), KINDS[kind]
+    offered = candidates(p, device, (of.dtype,) * 2 if of == WHOLE else ())
+    able = [t for t in offered if t.sparse == sparse and t.ins[0] == t.out == of]
+    able.sort(key=lambda t: (predict_us(p, t, device), t.name))
+    stages = p.r * p.s * p.c // STAGE
+    strips = [t for t in able if stages >= STRIP_STAGES and t.gemm.box and (t.gemm.m, t.gemm.n) in STRIPS]
+    best_strips = [next((t for t in strips if (t.gemm.m, t.gemm.n) == size), None) for size in STRIPS]
+    return [Entry(p, t) for t in dict.fromkeys([*able[:most], *filter(None, best_strips)])]
+
+
+def every(name: str, device: Device, small: bool) -> Iterator[tuple[str, Entry]]:
+    """Yields (kind, tactic) of all tactics that this row times on a layer."""
+    for kind in kinds(name):
+        yield from ((kind, entry) for entry in entries(name, device, kind, 1 if small else MOST))
 
 
 def kernels(device: Device, small: bool) -> list[Binary]:
     """Returns the kernels that this row launches, without the reference's."""
-    every = (e for name in shapes(small) for e in entries(name, device, 1 if small else MOST))
-    return list(dict.fromkeys(b for e in every for b in binaries(e.problem, e.tactic)))
+    found = (e for name in shapes(small) for _, e in every(name, device, small))
+    return list(dict.fromkeys(b for e in found for b in binaries(e.problem, e.tactic)))
 
 
 class Contest:
@@ -113,12 +140,12 @@ class Contest:
         return interleaved({entry: partial(self.sample, entry) for entry in self.ready}, rounds)
 
 
-def told(entry: Entry, taken: Sequence[tuple[float, float]], error: float, device: Device) -> dict[str, Any]:
+def told(kind: str, entry: Entry, taken: Sequence[tuple[float, float]], error: float, device: Device) -> dict[str, Any]:
     """Returns a tactic's row of the result; `taken`: its samples."""
     times = times_of([us for us, _ in taken], 3)
     return {
         "tactic": entry.tactic.name,
-        "sparse": entry.tactic.sparse,
+        "kind": kind,
         **times,
         "predicted_us": round(predict_us(*entry, device), 3),
         "tflops": round(2e-6 * entry.problem.macs / times["us"], 1),  # the dense layer's, also if dense tactics are left out
@@ -131,45 +158,36 @@ def measured(name: str, x: Experiment) -> None:
     """Measures all tactics of a layer: one row each. If a tactic is refused or wrong, its row says so, and the others are
     timed.
     """
-    contest, errors = Contest(x.device), {}
-    row: dict[str, Any] = {"layer": name, "problem": str(problem(name, False)), "tactics": [], "failed": {}}
+    contest, errors, kind_of = Contest(x.device), {}, {}
+    row: dict[str, Any] = {"layer": name, "problem": str(problem(name)), "tactics": [], "failed": {}}
     x.data.setdefault("layers", []).append(row)
-    for entry in entries(name, x.device, 1 if x.small else MOST):
+    for kind, entry in every(name, x.device, x.small):
         try:
-            errors[entry] = contest.add(entry)
+            errors[entry], kind_of[entry] = contest.add(entry), kind
         except RuntimeError as e:
             row["failed"][entry.tactic.name] = str(e)[:500]
             x.data["errors"][f"{name}: {entry.tactic.name}"] = str(e)[:500]
     for entry, taken in contest.samples(SMALL_ROUNDS if x.small else ROUNDS).items():
-        row["tactics"].append(told(entry, taken, errors[entry], x.device))
-    best = {kind: best_of(row, kind) for kind in (False, True)}
-    if best[False] and best[True]:
-        row["gain"] = round(best[False]["us"] / best[True]["us"], 3)
-    print(line(row), flush=True)
+        row["tactics"].append(told(kind_of[entry], entry, taken, errors[entry], x.device))
+    print(next(table({"layers": [row]}, head=False)), flush=True)
 
 
-def best_of(row: dict[str, Any], sparse: bool) -> dict[str, Any]:
-    """Returns the fastest tactic of that kind in a layer's row; {} if there is none."""
-    return min((t for t in row["tactics"] if t["sparse"] == sparse), key=lambda t: t["us"], default={})
+def best_of(row: dict[str, Any], kind: str) -> dict[str, Any]:
+    """Returns the fastest tactic of a kind in a layer's row; {} if there is none."""
+    return min((t for t in row["tactics"] if t["kind"] == kind), key=lambda t: t["us"], default={})
 
 
-def line(row: dict[str, Any]) -> str:
-    cells = [f"{row['layer']:24}"]
-    for sparse, title in ((False, "dense"), (True, "2:4")):
-        best = best_of(row, sparse)
-        cells.append(f"{title} {best['us']:8.1f} us {best['tflops']:6.0f} TFLOP/s" if best else f"{title} none")
-    return "  ".join([*cells, f"gain {row['gain']:.2f}" if "gain" in row else "no gain"])
-
-
-def table(data: dict[str, Any]) -> Iterator[str]:
-    """Yields a line of the result for each layer: the best tactic of each kind beside its prediction."""
-    yield f"{'layer':24} {'dense':>9} {'TFLOP/s':>8} {'predicted':>9} {'2:4':>9} {'TFLOP/s':>8} {'predicted':>9} {'gain':>6}"
-    for row in data.get("layers", ()):
-        cells = f"{row['layer']:24}"
-        for best in (best_of(row, False), best_of(row, True)):
-            for key, width, digits in (("us", 9, 1), ("tflops", 8, 0), ("predicted_us", 9, 1)):
-                cells += f" {best.get(key, math.nan):{width}.{digits}f}"
-        yield f"{cells} {row.get('gain', math.nan):6.2f}"
+def table(data: dict[str, Any], head: bool = True) -> Iterator[str]:
+    """Yields a line of the result for each layer and each type of its inputs: the best dense and the best 2:4 tactic, each
+    beside its prediction, and the gain of 2:4.
+    """
+    if head:
+        yield f"{'layer':28}" + "".join(f" {k:>9} {'TFLOP/s':>8} {'predicted':>9}" for k in ("dense", "2:4")) + f" {'gain':>6}"
+    for row, (dense, sparse) in product(data.get("layers", ()), PAIRS):
+        if any(best := [best_of(row, dense), best_of(row, sparse)]):
+            us, tflops, predicted = ([of.get(key, math.nan) for of in best] for key in ("us", "tflops", "predicted_us"))
+            cells = "".join(f" {us[i]:9.1f} {tflops[i]:8.0f} {predicted[i]:9.1f}" for i in (0, 1))
+            yield f"{row['layer'] + dense.removeprefix('dense').rjust(6):28}{cells} {us[0] / us[1]:6.2f}"
 
 
 def main(argv: list[str] | None = None) -> int:

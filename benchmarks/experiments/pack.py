@@ -44,6 +44,7 @@ PLANS = (
     "timm_poolformer_s12:32:dense",
     "tv_efficientnet_b0:32:dense",
     "tv_convnext_tiny:32:dense",
+    *(f"resnet50_int8:{n}:dense,sparse" for n in (1, 32)),
 )
 SMALL_PLANS = ("two_layers:1:dense,sparse",)
 ENTRY = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}\.(json|cubin)")

@@ -2,11 +2,12 @@
 
     python -m benchmarks.experiments.peers --out FILE [--seconds 120] [LAYER ...]
 
-Ours: the best dense and the best 2:4 tactic of compute_bound.json beside FILE, where it stands, else of predictions. cuDNN: the
+Ours: the best tactic of each kind in compute_bound.json beside FILE, where it stands, else of predictions. cuDNN: the
 convolution with bias and ReLU, and alone, channels last, `cudnn.benchmark`. cuBLAS: the product of the same sizes, its pixels
-already gathered for each tap. cuSPARSELt: the same product with pruned weights (torch.sparse.to_sparse_semi_structured), in a
-process of its own (sparselt.py): FP16 once ended the process on an H100 PCIe, so BF16 is tried after it. Samples alternate,
-medians of ROUNDS. Then SECOND s of replays of each, one after the other, while NVML is asked for clock and power.
+already gathered for each tap, in FP16 and in INT8 (sums of 32 bits). cuSPARSELt: the same product with pruned weights
+(torch.sparse.to_sparse_semi_structured), in a process of its own (sparselt.py): FP16 once ended the process on an H100 PCIe, so
+BF16 is tried after it. Samples alternate, medians of ROUNDS. Then SECOND s of replays of each, one after the other, while NVML
+is asked for clock and power.
 """
 
 import json
@@ -30,13 +31,14 @@ from tactics.tactic import Tactic
 ROUNDS, SECOND, POLL_S = 11, 1.0, 0.05
 ANSWER_S = 60.0  # the time limit in which cuSPARSELt's process starts, or answers
 SPARSE_TYPES = ("float16", "bfloat16")  # the second where the first fails
-LABELS = ("dense", "2:4", "cudnn", "cudnn plain", "cublas", "cusparselt")
+LABELS = (*layers.KINDS, "cudnn", "cudnn plain", "cublas", "cublas INT8", "cusparselt")
 # title -> (numerator, denominator) of a quotient of times; above 1 the denominator is faster
 RATIOS = {
     "gain": ("dense", "2:4"),
     "cudnn/dense": ("cudnn", "dense"),
     "lt/2:4": ("cusparselt", "2:4"),
     "lt's gain": ("cublas", "cusparselt"),
+    "cublas/INT8": ("cublas INT8", "INT8"),
 }
 
 
@@ -50,19 +52,17 @@ class Contestant(NamedTuple):
     facts: dict[str, Any]
 
 
-def chosen(name: str, x: Experiment) -> list[Entry]:
-    """Returns our two tactics of a layer."""
+def chosen(name: str, x: Experiment) -> dict[str, Entry]:
+    """Returns kind -> our tactic of a layer."""
     path = x.out.with_name("compute_bound.json")
     rows = json.loads(path.read_bytes())["layers"] if path.exists() else []
     row: dict[str, Any] = next((row for row in rows if row["layer"] == name), {"tactics": []})
-    able, found = layers.entries(name, x.device, 1), []
-    for sparse in (False, True):
-        best = layers.best_of(row, sparse)
-        found.append(
-            Entry(layers.problem(name, sparse), Tactic.parse(best["tactic"]))
-            if best
-            else next(e for e in able if e.tactic.sparse == sparse)
-        )
+    found = {}
+    for kind in layers.kinds(name):
+        if best := layers.best_of(row, kind):
+            found[kind] = Entry(layers.problem(name, kind), Tactic.parse(best["tactic"]))
+        else:
+            found[kind] = layers.entries(name, x.device, kind, 1)[0]
     return found
 
 
@@ -76,7 +76,7 @@ def ours(contest: Contest, entry: Entry) -> Contestant:
 
 
 def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant]:
-    """Returns name -> contestant: two by cuDNN and one by cuBLAS, on the data of our dense tactic, under its stopwatch."""
+    """Returns name -> contestant: two by cuDNN and two by cuBLAS, on the data of our dense tactic, under its stopwatch."""
     bench, p = contest.benches[entry.problem], entry.problem
     stream = torch.cuda.ExternalStream(bench.gpu.stream.ptr)
     cudnn = Cudnn(torch, bench, p)
@@ -85,11 +85,18 @@ def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant
     weights = torch.randn(k, p.k, device="cuda", dtype=torch.float16)
     product = torch.empty(pixels, p.k, device="cuda", dtype=torch.float16)
 
+    whole, whole_weights = gathered.to(torch.int8), weights.to(torch.int8).T.contiguous().T
+    sums = torch.empty(pixels, p.k, device="cuda", dtype=torch.int32)
+
     def multiply(_: int) -> None:
         torch.matmul(gathered, weights, out=product)
 
+    def multiply_whole(_: int) -> None:
+        torch._int_mm(whole, whole_weights, out=sums)
+
     found = {}
-    for label, run in (("cudnn", cudnn.fused), ("cudnn plain", cudnn.plain), ("cublas", multiply)):
+    runs = {"cudnn": cudnn.fused, "cudnn plain": cudnn.plain, "cublas": multiply, "cublas INT8": multiply_whole}
+    for label, run in runs.items():
         with torch.cuda.stream(stream):
             before, timed, count = cudnn.prepare(run, stream)
 
@@ -163,16 +170,15 @@ def watched(replay: Callable[[float], None], clock: Clock) -> dict[str, float]:
 
 
 def measured(name: str, x: Experiment, torch: Any) -> None:
-    row: dict[str, Any] = {"layer": name, "problem": str(layers.problem(name, False)), "failed": {}}
+    row: dict[str, Any] = {"layer": name, "problem": str(layers.problem(name)), "failed": {}}
     x.data.setdefault("layers", []).append(row)
     contest = Contest(x.device)
-    dense, sparse = chosen(name, x)
-    contestants = {"dense": ours(contest, dense), "2:4": ours(contest, sparse)}
+    entries = chosen(name, x)
+    contestants, dense, p = {kind: ours(contest, e) for kind, e in entries.items()}, entries["dense"], layers.problem(name)
     try:
         contestants |= of_torch(torch, contest, dense)
     except RuntimeError as e:
         row["failed"]["torch"] = str(e)[:500]
-    p = sparse.problem
     found = of_sparselt(p.k, p.r * p.s * p.c, p.n * p.p * p.q, row["failed"])
     try:
         if found:

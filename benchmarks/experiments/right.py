@@ -56,13 +56,15 @@ def changed(out: Path) -> list[str]:
 
 
 def asked(device: Device, names: list[str], small: bool) -> dict[str, list[tuple[Problem, Tactic]]]:
-    """Returns kernel -> the tests' problems with its tactics."""
+    """Returns kernel -> the tests' problems with its tactics; the doctor's if the tests have none."""
     from tests.problems import pairs
 
     found: dict[str, list[tuple[Problem, Tactic]]] = {name: [] for name in names}
     for _, problem, tactic in pairs(device):
         if tactic.kernel in found:
             found[tactic.kernel].append((problem, tactic))
+    for name in [name for name, of in found.items() if not of]:
+        found[name] = [(case.problem, case.tactic) for case in cases(device) if case.kernel == name]
     return {name: random.Random(name).sample(of, min(2, len(of))) if small else of for name, of in found.items()}
 
 

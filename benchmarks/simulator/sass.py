@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-INSTRUCTION_BYTES = 16
 CONTROL_BIT = 41  # of the upper 64 bits
 NO_SCOREBOARD = 7
 # An instruction: its address, perhaps a predicate, the mnemonic, operands, its lower 64 bits; the upper ones on the next line.

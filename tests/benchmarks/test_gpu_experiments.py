@@ -230,14 +230,16 @@ def test_rows_that_a_run_did_not_reach_stay_stale(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_layers_are_those_of_the_table_with_dense_and_sparse_tactics():
+def test_the_layers_are_those_of_the_table_with_tactics_of_each_kind():
     for name in layers.SHAPES:
-        found = layers.entries(name, H200)
-        kinds = {sparse: [e for e in found if e.tactic.sparse == sparse] for sparse in (False, True)}
-        assert all(3 <= len(of) <= 5 for of in kinds.values()), name
-        assert all(e.problem.sparse24 == e.tactic.sparse for e in found)
-        strips = {(e.tactic.gemm.m, e.tactic.gemm.n) for e in found if e.tactic.gemm.box}
-        deep = layers.problem(name, False).r == 3 and layers.SHAPES[name][1] >= 256
+        found = {kind: layers.entries(name, H200, kind) for kind in layers.kinds(name)}
+        assert all(3 <= len(of) <= 5 for of in found.values()), name
+        for kind, of in found.items():
+            assert {(e.problem.sparse24, e.tactic.sparse) for e in of} == {(layers.KINDS[kind].sparse,) * 2}
+            assert {e.tactic.ins[0].dtype for e in of} == {"int8" if kind.startswith("INT8") else "fp16"}
+        assert ("INT8 2:4" in found) == (name in layers.BYTES)
+        strips = {(e.tactic.gemm.m, e.tactic.gemm.n) for e in found["dense"] + found["2:4"] if e.tactic.gemm.box}
+        deep = layers.problem(name).r == 3 and layers.SHAPES[name][1] >= 256
         assert not deep or strips & set(layers.STRIPS), name
 
 
@@ -253,35 +255,38 @@ def test_ends_at_batch_1_are_of_one_tile_in_a_cluster_and_in_memory():
     assert changed.ends_1(named("a100"), False) == []
 
 
-def row(name: str = "vgg", dense: float = 200.0, sparse: float = 150.0) -> dict:
-    best = [
-        {"tactic": f"t{s}", "sparse": s, "us": us, "tflops": 700.0, "predicted_us": 0.9 * us}
-        for s, us in ((False, dense), (False, 2 * dense), (True, sparse))
-    ]
-    return {"layer": name, "tactics": best, "gain": dense / sparse}
+def timed(**us: float) -> list[dict]:
+    kinds = {"dense": "dense", "sparse": "2:4", "int8": "INT8"}
+    return [{"tactic": f"t{t}", "kind": kinds[k], "us": t, "tflops": 700.0, "predicted_us": 0.9 * t} for k, t in us.items()]
 
 
 def test_the_table_of_layers_has_the_best_of_each_kind():
-    head, line, other = layers.table({"layers": [row(), row("dense only") | {"tactics": row()["tactics"][:1], "gain": 1.0}]})
-    assert line.split()[1:] == ["200.0", "700", "180.0", "150.0", "700", "135.0", "1.33"]
-    assert other.split()[2:] == ["200.0", "700", "180.0", "nan", "nan", "nan", "1.00"] and head.startswith("layer")
+    rows = [timed(dense=200.0, sparse=150.0) + timed(dense=400.0), timed(dense=200.0, int8=100.0)]
+    head, both, dense, whole = layers.table({"layers": [{"layer": f"l{i}", "tactics": of} for i, of in enumerate(rows)]})
+    assert both.split()[1:] == ["200.0", "700", "180.0", "150.0", "700", "135.0", "1.33"] and head.startswith("layer")
+    assert dense.split()[1:] == ["200.0", "700", "180.0", "nan", "nan", "nan", "nan"]
+    assert whole.split() == ["l1", "INT8", "100.0", "700", "90.0", "nan", "nan", "nan", "nan"]
 
 
 def test_the_table_of_peers_has_their_times_over_ours():
-    times = {"dense": 100.0, "2:4": 80.0, "cudnn": 120.0, "cublas": 90.0, "cusparselt": 70.0}
+    times = {"dense": 100.0, "2:4": 80.0, "INT8": 60.0, "cudnn": 120.0, "cublas": 90.0, "cublas INT8": 75.0, "cusparselt": 70.0}
     _, line = peers.table({"layers": [{"layer": "vgg"} | {label: {"us": us} for label, us in times.items()}]})
-    assert line.split()[1:] == ["100.0", "80.0", "120.0", "-", "90.0", "70.0", "1.25", "1.20", "0.88", "1.29"]
+    expected = "100.0 80.0 60.0 - 120.0 - 90.0 75.0 70.0 1.25 1.20 0.88 1.29 1.25"
+    assert line.split()[1:] == expected.split()
 
 
 def test_peers_meet_the_best_tactics_that_were_timed(tmp_path):
-    name = next(iter(layers.SMALL))
+    name = "small 1x1"
     x = peers.Experiment(tmp_path / "peers.json", 0.0, True, [], H200)
-    dense, sparse = peers.chosen(name, x)
-    assert not dense.tactic.sparse and sparse.tactic.sparse and sparse.problem.sparse24 and not dense.problem.sparse24
-    other = next(t for t in candidates(layers.problem(name, False), H200) if not t.sparse and t != dense.tactic)
-    timed = {"layer": name, "tactics": [{"tactic": other.name, "sparse": False, "us": 1.0}]}
-    (tmp_path / "compute_bound.json").write_text(json.dumps({"layers": [timed]}))
-    assert [e.tactic for e in peers.chosen(name, x)] == [other, sparse.tactic]
+    predicted = peers.chosen(name, x)
+    assert {k: (e.tactic.sparse, e.problem.sparse24, e.tactic.out) for k, e in predicted.items()} == {
+        kind: (sparse, sparse, fmt) for kind, (fmt, sparse) in layers.KINDS.items()
+    }
+    best = predicted["dense"].tactic
+    other = next(t for t in candidates(layers.problem(name), H200) if not t.sparse and t != best)
+    row = {"layer": name, "tactics": [{"tactic": other.name, "kind": "dense", "us": 1.0}]}
+    (tmp_path / "compute_bound.json").write_text(json.dumps({"layers": [row]}))
+    assert peers.chosen(name, x) == predicted | {"dense": layers.Entry(layers.problem(name), other)}
 
 
 NCU = """==PROF== Connected to process 7
