@@ -8,8 +8,9 @@ NAME is a script's network (benchmarks.networks, heavy, light, topologies), a fi
 its first input's size, of a light network or topology its batch (super_resolution:180x320 gives a script's network its
 arguments). "all" is every model in GPU_RUNTIME_MODELS and every light network, "today" every topology of torchvision and timm.
 `--run` executes it in the emulator and adds the bytes that its launches touch, each 32-byte sector once per launch, and the CPU
-seconds of emulation by kernel. `--table` ends with the table of docs/networks.md; `--before`: one beside the launches that
-benchmarks/topologies_before.json has, and what limits the plan's kernels. Times are predicted and say for which GPU.
+seconds of emulation by kernel. `--table` ends with the table of docs/networks.md; `--before` ends with a table of today's
+launches beside those in benchmarks/topologies_before.json, with the limits of the plan's kernels. Times are predicted, and each
+line names the GPU.
 """
 
 import json

@@ -5,8 +5,9 @@
     python -m benchmarks.cycle_shares --loaded              # the shares with a loaded L2, nothing written
 
 A row keeps a hash of its loop's machine code and of the machine: a kernel that changes elsewhere is compiled again, and not
-simulated. Change no kernel while it runs. Rows of other versions of NVRTC stay. What a kernel takes of an SM, and its loop,
-are of a convolution with bias and ReLU. What nobody has published is swept for vectors, on the machines of SWEPT, L2 idle.
+simulated. Change no kernel while it runs. Rows of other versions of NVRTC stay. Registers, shared memory and the loop are those
+of a convolution with bias and ReLU. Latencies that nobody has published are swept for vectors, on the machines of SWEPT, L2
+idle.
 """
 
 import hashlib

@@ -14,8 +14,9 @@ networks, without the ones that are predicted to take less than half of the time
 plans at batch 1. Last, tactics that are preferred among all candidates and were never timed: only good guesses were, so prices
 are blind there.
 
-Ends of Hopper tiles by TMA, and 2:4 loops whose loads of weights are ahead of copies, were never timed: rows of before are
-beside the prices of the ends and loops that they had, so the fit can be checked still. What is preferred, is by today's prices.
+Ends of Hopper tiles by TMA, and 2:4 loops whose loads of weights are ahead of copies, were never timed: older rows stand beside
+the prices of the ends and loops that they had, so the fit can still be checked. Today's prices decide which tactic is
+preferred.
 """
 
 import hashlib

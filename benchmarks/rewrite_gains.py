@@ -5,9 +5,9 @@
 
 Writes benchmarks/rewrite_gains.json, where other networks stay. Of each network: the predicted time of the plan
 with all rewrites, and for each rewrite that changes the network how many ops it changes, and by how many percent the plan
-without it takes longer; or why the network cannot be built without it. A rewrite that does not stand there changes nothing.
-`--fires` plans nothing, and looks only at rewrites of a Network. NAME: as benchmarks.bench_plan has it; "all": what
-benchmarks.plan_records knows. `--table` prints a line of the file for each rewrite.
+without it takes longer; or why the network cannot be built without it. A rewrite that is not listed changes nothing. `--fires`
+plans nothing, and looks only at rewrites of a Network. NAME: as benchmarks.bench_plan has it; "all": the networks of
+benchmarks.plan_records. `--table` prints a line of the file for each rewrite.
 """
 
 import json

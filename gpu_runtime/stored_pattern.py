@@ -62,7 +62,9 @@ FALSE_ALARM = 1e-6  # probability that so many groups fit by chance, at most (Ch
 
 
 def elsewhere(w: np.ndarray, axis: int) -> str:
-    """Along what weights that do not fit along `axis` are 2:4, in words; "" if along nothing, or if chance may explain it."""
+    """Returns, in words, the other axis or order along which weights that do not fit along `axis` are 2:4; "" if there is none,
+    or if chance may explain it.
+    """
     if axis > 1 or w.ndim < 2 or np.count_nonzero(w) > MOST_DENSE * w.size:
         return ""  # of a stack of matrices, or dense as most are
     v = (w if axis else w.swapaxes(0, 1)).reshape(w.shape[1 - axis], w.shape[axis], -1) != 0

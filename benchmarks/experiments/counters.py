@@ -1,4 +1,4 @@
-"""Row `counters`: what Nsight Compute counts of a tile with a long end, and of a long 2:4 loop.
+"""Row `counters`: Nsight Compute's counters of a tile with a long end, and of a long 2:4 loop.
 
     python -m benchmarks.experiments.counters --out FILE [--seconds 40] [--small] [TARGET ...]
 

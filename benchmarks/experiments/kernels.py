@@ -145,13 +145,10 @@ MEASURED_OTHERS = ("resnet50:32:dense", "tv_efficientnet_b0:32:dense", "tv_convn
 SMALL_BUILD = ("two_layers:1:dense",)
 OF_ROW: dict[str, Callable[[Device, bool, Path], Iterable[Binary]]] = {
     "right": right.kernels,
+    **dict.fromkeys(("early", "batches", "int8", "known"), lambda device, small, _: [] if small else of_plans(device)),
     "layers": lambda device, small, _: of_layers(device, small),
     "measured": lambda device, small, _: [] if small else of_builds(MEASURED, device),
-    "early": lambda device, small, _: [] if small else of_plans(device),
     "peers": lambda device, small, _: of_layers(device, small),
-    "batches": lambda device, small, _: [] if small else of_plans(device),
-    "int8": lambda device, small, _: [] if small else of_plans(device),
-    "known": lambda device, small, _: [] if small else of_plans(device),
     "untimed": lambda device, small, _: launched(changed.untimed(NEWEST, device, small)),
     "ends-1": lambda device, small, _: launched(changed.ends_1(device, small)),
     "facts": lambda *_: [],

@@ -3,7 +3,8 @@
     python -m benchmarks.experiments.right --out FILE [--seconds 60] [--small] [KERNEL ...]
 
 A kernel's source with its headers has a hash. kernels.json beside the results of each GPU has the hash of each kernel that was
-right there: {kernel: [hash, tactics, date]}. A kernel is right where all of its tactics agree with the FP32 reference.
+right there: {kernel: [hash, tactics, date]}. A kernel is right where the tactics that are drawn for it, at most MOST, agree
+with the FP32 reference; row `tests` runs all of them.
 """
 
 import hashlib
@@ -31,6 +32,7 @@ from tactics.tactic import Tactic
 LEDGER = "kernels.json"
 DOCTOR_SHARE = 0.6  # of the time
 SMALL_KERNELS = ("pool", "resize")
+MOST, SMALL_MOST = 40, 2  # tactics of a kernel: one with a thousand would take the time of all that follow
 
 
 def digest(kernel: str) -> str:
@@ -56,7 +58,7 @@ def changed(out: Path) -> list[str]:
 
 
 def asked(device: Device, names: list[str], small: bool) -> dict[str, list[tuple[Problem, Tactic]]]:
-    """Returns kernel -> the tests' problems with its tactics; the doctor's if the tests have none."""
+    """Returns kernel -> problems of the tests with its tactics, drawn; the doctor's if the tests have none."""
     from tests.problems import pairs
 
     found: dict[str, list[tuple[Problem, Tactic]]] = {name: [] for name in names}
@@ -65,7 +67,9 @@ def asked(device: Device, names: list[str], small: bool) -> dict[str, list[tuple
             found[tactic.kernel].append((problem, tactic))
     for name in [name for name, of in found.items() if not of]:
         found[name] = [(case.problem, case.tactic) for case in cases(device) if case.kernel == name]
-    return {name: random.Random(name).sample(of, min(2, len(of))) if small else of for name, of in found.items()}
+    most = SMALL_MOST if small else MOST
+    drawn = {name: random.Random(name).sample(of, min(most, len(of))) for name, of in found.items()}
+    return {name: sorted(of, key=lambda pair: str(pair[0])) for name, of in drawn.items()}
 
 
 def kernels(device: Device, small: bool, out: Path) -> list[Binary]:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.pages.forum [--device a10]
 
-Builds benchmarks.networks' `forum` and prints the complete reason for both, from the engine alone, and what their formats
-cost: at 288 channels hwc16 and hwc8 place every element at the same address, so going from one to the other is free.
+Builds benchmarks.networks' `forum` and prints the complete reason for both, from the engine alone, and the cost of their
+formats: at 288 channels hwc16 and hwc8 place every element at the same address, so a conversion between them is free.
 """
 
 import tempfile

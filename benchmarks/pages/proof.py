@@ -5,7 +5,7 @@
 Nothing is run. A test file is counted by its imports and names: for a kernel where it runs kernels, compares their outputs, and
 has the kernel's name as a text, or takes all problems of tests/problems.py or cases of `doctor`; for a path where it has one of
 the functions that take it. Files with tests marked `gpu` or `driver` run on the emulated CUDA driver (`make test-driver`);
-those marked `gpu` would run on a GPU. Hardware has been reached where benchmarks/results has what `make gpu` writes there.
+those marked `gpu` would run on a GPU. Hardware has been reached where benchmarks/results has the files of `make gpu`.
 """
 
 import ast

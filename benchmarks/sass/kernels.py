@@ -2,7 +2,7 @@
 
 `KERNELS` lists them. CUTLASS's are templates of its own, instantiated by the three sources here; Triton's come from its
 compiler, run over the plain product of tests/independent. All PTX goes through the ptxas of CUDA 13.0, which is the one inside
-NVRTC 13.0 that ours are shipped with, so that only code differs. What was compiled is cached by content.
+NVRTC 13.0 that ours are shipped with, so that only code differs. Compiled files are cached by content.
 """
 
 import hashlib

@@ -29,7 +29,7 @@ class Machine:
 
     device: str
     products_per_clk: float  # dense FP16 ones with FP32 sums, of a sub-core
-    sparse_ratio: float  # what 2:4 products go over per clock, beside dense ones
+    sparse_ratio: float  # 2:4 products per clock, zeros counted, over dense ones
     mma_depth: int  # from a product's last input to its result, beside its interval
     alu_interval: int
     fma_interval: int  # of FP32
@@ -37,7 +37,7 @@ class Machine:
     xu_interval: int
     to_port: int  # from the issue of a memory instruction to its earliest request
     address_interval: int  # between two requests of a sub-core
-    port_interval: int  # the least between two requests to what sub-cores share
+    port_interval: int  # the least between two requests to the units that sub-cores share
     port_bytes: int  # per clock, of shared memory and L1 together
     shared_latency: int  # from a load's last wavefront to its result
     operands_read: int  # from issue until a load's address register may be overwritten
@@ -45,7 +45,7 @@ class Machine:
     l2_latency: int
     fill_bytes: int  # per clock, from L2
     constant_latency: int
-    other_latency: int  # of S2R, MUFU and what else is waited for by a scoreboard
+    other_latency: int  # of S2R, MUFU and other instructions that a scoreboard waits for
     bytes_per_clk: float = field(repr=False)  # products of whole numbers of 8 bits, dense ones, of a sub-core
 
 

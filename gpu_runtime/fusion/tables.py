@@ -21,7 +21,7 @@ Decided = tuple[str, np.ndarray]
 
 def offer(network: Network) -> Network:
     """Returns the network with a table for each longest such chain, which quantises its input itself where nothing else reads
-    that. `network`: one op for each node. What a Clip computes stays.
+    that. `network`: one op for each node. The outputs of Clips stay as they are.
     """
     known, options = dict[str, Decided](), Options(network)
     for op in network.ops:

@@ -91,8 +91,8 @@ def _plain(network: Network, norm: Norm) -> bool:
 
 
 def _readers(network: Network, norm: Norm) -> tuple[list[tuple[Conv, str]], list[Op[Problem]]]:
-    """Returns (each convolution that can normalize the norm's output, or what moves make of it, with the tensor that it reads;
-    the other readers); no convolutions if the network returns such a tensor.
+    """Returns (the convolutions that can normalize the norm's output, directly or behind moves, each with the tensor that it
+    reads; the other readers); no convolutions if the network returns such a tensor.
     """
     able, others, left = list[tuple[Conv, str]](), list[Op[Problem]](), [norm.output]
     while left:

@@ -1,4 +1,4 @@
-"""Convolutions and pools as problems (problem.py says what problems are)."""
+"""Convolutions and pools as problems (problem.py defines problems)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace

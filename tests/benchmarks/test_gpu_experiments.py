@@ -226,6 +226,14 @@ def test_rows_that_a_run_did_not_reach_stay_stale(monkeypatch, tmp_path):
     assert len(changed.stale(tmp_path)) == 2
 
 
+def test_each_kernel_is_judged_by_tactics_of_its_own():
+    """INT8's by the doctor's; a kernel without any would be right unseen."""
+    asked = right.asked(H200, list(KERNELS), small=False)
+    assert {name: 0 < len(set(of)) == len(of) <= right.MOST for name, of in asked.items()} == dict.fromkeys(KERNELS, True)
+    assert all(t.kernel == name for name, of in asked.items() for _, t in of)
+    assert {t.ins[0].dtype for _, t in asked["conv_sparse24_int8"]} == {"int8"}
+
+
 # ---- the arguments of rows, and their output
 
 
