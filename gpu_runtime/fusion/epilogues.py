@@ -22,6 +22,7 @@ from gpu_runtime.fusion.convolutions import Conv, fits_last, followed, is_convol
 from gpu_runtime.fusion.steps import UNSCALED, Chain
 from gpu_runtime.lowering.pointwise import Affine, then
 from gpu_runtime.network import APART, Literal, Network, Op, Options, adds_tensors, computes
+from tactics.problems.epilogue import MaxPool
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import NONE, ROUNDING, Activation
 from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem
@@ -117,7 +118,7 @@ class _Epilogues:
     def _pooled(self, conv: Conv, first: Op[Any], pool: Op[Any]) -> None:
         """Offers a convolution and its max pool as two ops, and as one."""
         option, q = f"into {conv.op.layer}", pool.problem
-        one = followed(conv, [pool], pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
+        one = followed(conv, [pool], pool=MaxPool((q.r, q.s), q.stride, q.pad[:2], q.out))
         self.options.before(first, *conv.ops((pool.name, APART)))
         self.covered.add(id(pool))
         self.options.either(pool.name, [pool], [(pool, op) for op in one.ops()], option)
