@@ -120,6 +120,16 @@ class Spent(NamedTuple):
     once: float = 0.0
 
 
+class Extra(NamedTuple):
+    """The work that a Share (tactics.step) adds to a convolution's block: instructions of each thread, clocks that nothing
+    hides, and bytes of shared memory.
+    """
+
+    instructions: float = 0.0
+    clocks: float = 0.0
+    smem: int = 0
+
+
 def rounds_us(device: Device, clocks: Mapping[str, float], blocks: int, at_once: int, spent: Spent) -> dict[str, float]:
     """Returns the microseconds of the SM with the most blocks, which holds `at_once` of them at a time, under the name of the
     largest of `clocks`.
@@ -219,9 +229,8 @@ def _window(p: ConvProblem, i: int, outputs: np.ndarray | None = None) -> Axis:
     all.
     """
     size, out, taps = ((p.h, p.p, p.r), (p.w, p.q, p.s))[i]
-    if outputs is None and p.epilogue.pool:
-        window, step, pad, count = p.epilogue.pool[i::2]  # along this axis
-        outputs = np.unique((np.arange(count) * step - pad)[:, None] + np.arange(window))
+    if outputs is None and (pool := p.epilogue.pool):
+        outputs = np.unique((np.arange(pool.out[i]) * pool.stride[i] - pool.pad[i])[:, None] + np.arange(pool.window[i]))
         outputs = outputs[(outputs >= 0) & (outputs < out)]
     starts = (np.arange(out) if outputs is None else outputs) * p.stride[i] - p.pad[i]
     return axis(size, starts, taps, p.dilation[i])

@@ -9,7 +9,7 @@ that the launch sets to 1 when it stores infinity or NaN (include/nonfinite.cuh)
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -81,17 +81,25 @@ class Share:
         return member("share", dict(self.args) | ints(held_at=own)), own + self.smem
 
 
+class CallArray(NamedTuple):
+    """An array that a library function reads or writes, linear in memory. `at`: its address."""
+
+    at: Arg
+    dtype: str
+    shape: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A library function (tactics.problems.array_functions) instead of a launch; arrays are (argument, type, shape), linear.
+    """A library function (tactics.problems.array_functions) instead of a launch.
 
     `ins`: in the function's order, None for an absent one; `part`: the number of the output that is stored in `out`.
     """
 
     function: str
     attributes: tuple[tuple[str, object], ...]
-    ins: tuple[tuple[Arg, str, tuple[int, ...]] | None, ...]
-    out: tuple[Arg, str, tuple[int, ...]]
+    ins: tuple[CallArray | None, ...]
+    out: CallArray
     part: int = 0
     workspace: ClassVar[int] = 0
     counters: ClassVar[int] = 0

@@ -14,7 +14,7 @@ from cuda_kernels.launch import Emulated
 from tactics.candidates import candidates
 from tactics.format import padded_channels
 from tactics.problems.attention import AttentionProblem, Operand
-from tactics.problems.epilogue import Epilogue
+from tactics.problems.epilogue import Epilogue, MaxPool
 from tactics.problems.gather import GatherProblem, ResizeProblem
 from tactics.problems.pointwise_ops import ACTIVATIONS, FUNCTIONS, OPERATIONS, Activation, Stage, stage_of
 from tactics.problems.pointwise_ops import POINTWISE as POINTWISE_ROWS
@@ -319,7 +319,7 @@ _GATES = conv_case(2, 12, 1, 1, 40, 1, 1, bias=True, act=SIGMOID)
 # fmt: off
 JOINED: dict[str, Problem] = {  # more than one layer per launch
     "stem_pooled": conv_case(
-        1, 3, 37, 45, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 10, 12),
+        1, 3, 37, 45, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=MaxPool((3, 3), (2, 2), (1, 1), (10, 12)),
     ),
     "prologue": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=RELU, sparse24=True, scaled=True),
     "norm_in_front": conv_case(2, 72, 7, 9, 40, 1, 1, bias=True, act=Activation("gelu"), sparse24=True, norm=1e-6),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -32,6 +32,17 @@ from cuda_kernels.emulator.operands import (
     width,
 )
 from cuda_kernels.emulator.parse import Function, Instr, Label, Module, Var
+
+
+class Address(NamedTuple):
+    """An instruction's address: a register or constant, and an offset in bytes. `space` is "" where only the address decides
+    it.
+    """
+
+    space: str
+    operand: int
+    offset: int
+    wide: int  # ADDR64 or 0
 
 
 class Decoder:
@@ -231,8 +242,8 @@ class Decoder:
         self.emit("PRED", [t, v, v], (t,), (v,), Fields(sub=4))
         return t
 
-    def address(self, text: str) -> tuple[int, int, int, str | None]:
-        """Parses `[reg+imm]`, `[symbol+imm]`, `[imm]` to (operand, offset, ADDR64 or 0, the symbol's space or None)."""
+    def address(self, text: str) -> Address:
+        """Parses `[reg+imm]`, `[symbol+imm]`, `[imm]`; of a symbol, the space is known."""
         inner = text.strip()
         if inner[0] != "[" or inner[-1] != "]":
             self.fail(f"'{text}' is not an address")
@@ -245,13 +256,13 @@ class Decoder:
         if v is not None:
             if self.classes[v] == "p":
                 self.fail(f"'{base}' is not an address")
-            return v, offset, ADDR64 if self.classes[v] == "d" else 0, None
+            return Address("", v, offset, ADDR64 if self.classes[v] == "d" else 0)
         if base[0].isdigit():
-            return self.const(int(base, 0), 64), offset, ADDR64, None
+            return Address("", self.const(int(base, 0), 64), offset, ADDR64)
         found = self.symbol(base)
         if found is None:
             self.fail(f"unknown name '{base}'")
-        return self.const(found[1], 64), offset, ADDR64, found[0]
+        return Address(found[0], self.const(found[1], 64), offset, ADDR64)
 
     def vector(self, text: str) -> list[str]:
         text = text.strip()

@@ -17,7 +17,7 @@ from cuda_kernels.emulator.operands import ALIGNED, BY_STATE, SPACES, STRONG, WI
 def shared_address(dec: Decoder, text: str) -> int:
     """Emits the computation of the 32-bit shared address that `[a+4]` names; returns the number of the register row that holds
     it."""
-    operand, offset, wide, _ = dec.address(text)
+    _, operand, offset, wide = dec.address(text)
     if operand < 0:
         return dec.const(dec.const_value(operand) + offset, 32)
     low = operand
@@ -42,7 +42,7 @@ def stmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     vec, rows = int(number.pop()[1:]), [dec.src(r, "r") for r in dec.vector(ops[1])]
     if len(rows) != vec:
         dec.fail(f"stmatrix.x{vec} stores {vec} registers")
-    a, imm, wide, _ = dec.address(ops[0])
+    _, a, imm, wide = dec.address(ops[0])
     space, trans = SPACES["shared"] if shared else 0, int("trans" in given)
     dec.emit(
         "STMATRIX", [*rows, *[-1] * (8 - vec), a], (), (*rows, a), Fields(imm=imm, vec=vec, sub=trans, flags=wide, space=space)

@@ -1,9 +1,8 @@
 """The opcodes that load, store, copy and prefetch memory, or change it atomically."""
 
 import re
-from typing import NamedTuple
 
-from cuda_kernels.emulator.decoder import Decoder, Opcode
+from cuda_kernels.emulator.decoder import Address, Decoder, Opcode
 from cuda_kernels.emulator.opcodes import is_float
 from cuda_kernels.emulator.operands import (
     ACQUIRE,
@@ -34,17 +33,6 @@ ATOM_TYPES = {name: i for i, name in enumerate("u32 s32 u64 s64 f32 f64 f16 f16x
 ATOM_MODIFIERS = {"relaxed", "acquire", "release", "acq_rel", "cta", "cluster", "gpu", "sys", "noftz", "L2::cache_hint"}
 
 
-class Address(NamedTuple):
-    """An instruction's address: a register or constant, and an offset in bytes. `space` is "" where only the address decides
-    it.
-    """
-
-    space: str
-    operand: int
-    offset: int
-    wide: int  # ADDR64 or 0
-
-
 def state_space(mods: list[str]) -> tuple[str, list[str]]:
     """Splits modifiers into (state space or "", the other modifiers)."""
     space = next((m for m in mods if m in SPACES), "")
@@ -52,8 +40,8 @@ def state_space(mods: list[str]) -> tuple[str, list[str]]:
 
 
 def place(dec: Decoder, space: str, text: str) -> Address:
-    operand, offset, wide, known = dec.address(text)
-    return Address(known if space in ("param", "") and known else space, operand, offset, wide)
+    at = dec.address(text)
+    return at if space in ("param", "") and at.space else at._replace(space=space)
 
 
 def watch(dec: Decoder, space: str, shared_bytes: int, global_bytes: int) -> None:

@@ -19,7 +19,7 @@ def ldmatrix(dec: Decoder, mods: list[str], ops: list[str]) -> None:
     vec, rows = int(number.pop()[1:]), [dec.dst(r, "r") for r in dec.vector(ops[0])]
     if len(rows) != vec or -1 in rows:
         dec.fail(f"ldmatrix.x{vec} writes {vec} registers")
-    a, imm, wide, _ = dec.address(ops[1])
+    _, a, imm, wide = dec.address(ops[1])
     dec.emit(
         "LDMATRIX",
         [*rows, *[-1] * (8 - vec), a],

@@ -176,7 +176,7 @@ def _of_chain(op: Op[Any], network: Network, forms: Mapping[str, _Linear]) -> _J
 
     now, count = ways(op.inputs[0]), 0  # the first form in which all branches read one tensor
     for step in steps(op, op.inputs[0]) or ():
-        other = step[1] if isinstance(step[1], str) else ""
+        other = step.operand if isinstance(step.operand, str) else ""
         others = ways(other) if other and network.tensors[other] == op.problem.out_shape else []
         further = [more for way in now for more in _after(step, way, others)]
         if not further:
@@ -188,9 +188,9 @@ def _of_chain(op: Op[Any], network: Network, forms: Mapping[str, _Linear]) -> _J
 
 def _after(step: Step, form: _Linear, others: Sequence[_Linear]) -> Iterator[_Linear]:
     """Yields the linear forms that result from applying a step to a form. `others`: the linear forms of the step's operand."""
-    if step[0] in SIGNS:
+    if step.op in SIGNS:
         for other in others:
-            summed = _added(*(_scaled(f, sign) for f, sign in zip((form, other), SIGNS[step[0]], strict=True)))
+            summed = _added(*(_scaled(f, sign) for f, sign in zip((form, other), SIGNS[step.op], strict=True)))
             if summed is not None:
                 yield summed
     affine = scaled(UNSCALED, step, "c", len(form.b))

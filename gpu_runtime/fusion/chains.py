@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.fusion.spelled import LONGEST_SPELLING, SAMPLES, spelled
-from gpu_runtime.fusion.steps import UNSCALED, Chain, Step, along, steps
+from gpu_runtime.fusion.steps import UNSCALED, Activated, Chain, Step, activation, along, steps
 from gpu_runtime.lowering.pointwise import then
 from gpu_runtime.network import Network, Op, unique
-from tactics.problems.pointwise_ops import ACTIVATIONS, MAX_SOURCES, MAX_STAGES, POINTWISE, ROUNDING, Activation, Stage
+from tactics.problems.pointwise_ops import MAX_SOURCES, MAX_STAGES, POINTWISE, ROUNDING, Stage
 
 Ops = tuple[Op[Any], ...]
 Found = tuple[list[Step], Ops]  # (steps, the ops that spell them)
-Activated = tuple[Activation, np.ndarray | None, Ops]  # (activation, prelu's slope or None, the ops that spell it)
 Scale = tuple[str, np.ndarray]  # (operation, its constant operand)
 
 
@@ -30,7 +29,7 @@ class Chains:
     def reader(self, tensor: str) -> Op[Any] | None:
         """Returns the only op that reads `tensor`, exactly once; None if `tensor` is a network output or has other readers."""
         op = self.network.only_reader(tensor)
-        again = any(other == tensor for _, other, _ in steps(op, tensor) or ())
+        again = any(step.operand == tensor for step in steps(op, tensor) or ())
         return None if op is None or op.inputs.count(tensor) != 1 or again else op
 
     def size(self, tensor: str, axis: str) -> int:
@@ -56,24 +55,20 @@ class Chains:
         same = self.network.tensors[op.output] == self.network.tensors[tensor]
         for step in (steps(op, tensor) or ()) if same else ():
             c = along(step, axis, self.size(tensor, axis))
-            if c is None or then(UNSCALED, step[0], c) is None:
+            if c is None or then(UNSCALED, step.op, c) is None:
                 return []
-            found.append((step[0], c))
+            found.append((step.op, c))
         return found
 
     def activation_after(self, tensor: str, axis: str = "c") -> Activated | None:
         """Returns the activation that is the only reader of a tensor, in one op or in several; else None."""
-        found = self.function_of(tensor)
-        op = self.network.only_reader(tensor) if found is None else None
-        if op is not None and op.inputs[0] == tensor and (only := steps(op, tensor)) is not None:
-            found = only, (op,)
+        op = self.network.only_reader(tensor)
+        found = self.function_of(tensor) or (self._of_one(op, tensor) if op is not None and op.inputs[0] == tensor else None)
         if found is None or len(found[0]) != 1:
             return None
         (step,), ops = found
-        if step[0] == "prelu" and not isinstance(step[1], str):
-            slope = along(step, axis, self.size(tensor, axis))
-            return None if slope is None else (Activation("prelu"), slope.astype(np.float32), ops)
-        return (Activation(step[0], step[2]), None, ops) if step[0] in ACTIVATIONS and step[1] is None else None
+        one = activation(step, axis, self.size(tensor, axis))
+        return one and one._replace(ops=ops)
 
     # ---- functions in several ops
 
@@ -102,7 +97,7 @@ class Chains:
             hidden = all(self._is_read_by(used, op.output) for op in ops[:-1])
             whole = self._is_read_by(used, tensor) if among is None else id(among) in used
             if len(used) > 1 and hidden and whole:
-                return [(stage.op, None, stage.params)], ops
+                return [Step(stage.op, None, stage.params)], ops
         return None
 
     def _is_read_by(self, only: set[int], tensor: str) -> bool:
@@ -151,7 +146,7 @@ class Chains:
             if chain.ops and (full or any(map(stop, ops))):
                 break
             chain = longer
-            if ops[-1] is last or any(step[0] in ROUNDING for step in more):  # whole numbers are a tensor of their own
+            if ops[-1] is last or any(step.op in ROUNDING for step in more):  # whole numbers are a tensor of their own
                 break
             found = self.function_of(chain.output) or self._of_one(self.reader(chain.output), chain.output)
         return chain

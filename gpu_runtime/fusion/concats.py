@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from gpu_runtime.fusion.convolutions import by_rows, is_convolution
-from gpu_runtime.fusion.steps import along, leading_affine, rest, steps
+from gpu_runtime.fusion.steps import activation, leading_affine, rest, steps
 from gpu_runtime.network import Network, Op, Options, computes, unique
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.epilogue import Epilogue
-from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation
+from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.problem import ConcatProblem, PointwiseProblem
 
 
@@ -51,12 +51,9 @@ def _move(network: Network, concat: Op[Any], chain: Op[Any], options: Options) -
     found, channels = steps(chain, concat.output) or [], chain.problem.c
     affine, count = leading_affine(found, channels)
     act, vectors = NONE, dict(zip(("scale", "shift"), affine, strict=True))
-    if count < len(found):
-        name, other, params = found[count]
-        slope = along(found[count], "c", channels) if name == "prelu" else None
-        if name in ACTIVATIONS and (other is None or slope is not None):
-            act, count = Activation(name, params), count + 1
-            vectors |= {} if slope is None else {"slope": slope}
+    if count < len(found) and (one := activation(found[count], "c", channels)):
+        act, count = one.act, count + 1
+        vectors |= {} if one.slope is None else {"slope": one.slope}
     if not count:
         return
     first, pieces = 0, list[str]()
@@ -86,7 +83,7 @@ def _with(conv: Op[Any], chain: Op[Any], act: Activation, part: Mapping[str, np.
     b = conv.weights.get("b", np.zeros(1)).astype(np.float64) * part["scale"] + part["shift"]
     weights = {**conv.weights, "w": by_rows(conv.weights["w"], part["scale"]), "b": b}
     if "slope" in part:
-        weights["slope"] = part["slope"].astype(np.float32)
+        weights["slope"] = np.ascontiguousarray(part["slope"])
     problem, y = with_epilogue(conv.problem, bias=True, act=act), f"{conv.output} of {chain.output}"
     name, nodes = f"{conv.name} + {chain.name}", conv.nodes + chain.nodes
     return replace(conv, name=name, problem=problem, output=y, weights=weights, nodes=nodes)

@@ -149,11 +149,10 @@ def with_depth_to_space(conv: Conv, chains: Chains) -> Conv:
 def with_activation(conv: Conv, chains: Chains) -> Conv:
     """Absorbs the activation that is the convolution's only reader; returns the same convolution where there is none."""
     found = chains.activation_after(conv.output, conv.axis)
-    if found is None or (found[1] is not None and conv.tail):
+    if found is None or (found.slope is not None and conv.tail):
         return conv
-    act, slope, used = found
-    conv = conv if slope is None else weighted(conv, slope=spread(conv, slope))
-    return followed(conv, used, act=act)
+    conv = conv if found.slope is None else weighted(conv, slope=spread(conv, found.slope))
+    return followed(conv, found.ops, act=found.act)
 
 
 def with_affine(conv: Conv, chains: Chains) -> Conv:
@@ -174,8 +173,8 @@ def with_affine(conv: Conv, chains: Chains) -> Conv:
 def with_last(conv: Conv, chains: Chains) -> Conv:
     """Absorbs a second activation; returns the same convolution where there is none."""
     found = chains.activation_after(conv.output, conv.axis)
-    fits = found is not None and fits_last(found[0], conv.op.problem.epilogue.act)
-    return followed(conv, found[2], last=found[0]) if found is not None and fits else conv
+    fits = found is not None and fits_last(found.act, conv.op.problem.epilogue.act)
+    return followed(conv, found.ops, last=found.act) if found is not None and fits else conv
 
 
 def fits_last(last: Activation, act: Activation) -> bool:

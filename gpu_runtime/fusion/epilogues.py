@@ -19,9 +19,10 @@ import numpy as np
 from gpu_runtime.fusion import convolutions
 from gpu_runtime.fusion.chains import Chains
 from gpu_runtime.fusion.convolutions import Conv, fits_last, followed, is_convolution, started
-from gpu_runtime.fusion.steps import UNSCALED, Chain
+from gpu_runtime.fusion.steps import UNSCALED, Activated, Chain
 from gpu_runtime.lowering.pointwise import Affine, then
 from gpu_runtime.network import APART, Literal, Network, Op, Options, adds_tensors, computes
+from tactics.problems.epilogue import MaxPool
 from tactics.problems.gather import ViewProblem
 from tactics.problems.pointwise_ops import NONE, ROUNDING, Activation
 from tactics.problems.problem import ConvProblem, PointwiseProblem, PoolProblem
@@ -92,7 +93,7 @@ class _Epilogues:
             conv = convolutions.with_depth_to_space(convolutions.with_affine(conv, chains), chains)
         add = self._residual_after(conv) if acts and computes(conv.op, ConvProblem) else None
         after = None if add is None else chains.activation_after(add.output)
-        if add is not None and (after is None or fits_last(after[0], end.act)):
+        if add is not None and (after is None or fits_last(after.act, end.act)):
             return self._wait(first, followed(conv, (), act_first=True))
         conv = convolutions.with_last(conv, chains) if acts else conv
         self._cover(*conv.used)
@@ -117,14 +118,14 @@ class _Epilogues:
     def _pooled(self, conv: Conv, first: Op[Any], pool: Op[Any]) -> None:
         """Offers a convolution and its max pool as two ops, and as one."""
         option, q = f"into {conv.op.layer}", pool.problem
-        one = followed(conv, [pool], pool=(q.r, q.s, *q.stride, *q.pad[:2], *q.out))
+        one = followed(conv, [pool], pool=MaxPool((q.r, q.s), q.stride, q.pad[:2], q.out))
         self.options.before(first, *conv.ops((pool.name, APART)))
         self.covered.add(id(pool))
         self.options.either(pool.name, [pool], [(pool, op) for op in one.ops()], option)
 
     def _residual(self, add: Op[Any], convs: list[tuple[Op[Any], Conv]]) -> None:
         """Offers a residual Add as an op of its own, and fused into each of the convolutions that wait for it."""
-        act, slope, used = self.chains.activation_after(add.output) or (NONE, None, ())
+        act, slope, used = self.chains.activation_after(add.output) or Activated()
         affine, quantize, more = self._quantized_after(act, (add, *used)[-1].output, [conv for _, conv in convs])
         used = (*used, *more)
         chain = self.chains.chain_at(add, lambda op: id(op) in self.covered, (add, *used)[-1])
@@ -155,12 +156,12 @@ class _Epilogues:
         free = act.name not in ROUNDING and not any(conv.op.problem.epilogue.act_first for conv in convs)
         found, used = self.chains.scales_after(tensor, "") if free else ([], ())
         end = self.chains.activation_after(used[-1].output if used else tensor) if free else None
-        if end is None or end[0].name not in ROUNDING or not fits_last(end[0], act):
+        if end is None or end.act.name not in ROUNDING or not fits_last(end.act, act):
             return UNSCALED, NONE, ()
         affine = UNSCALED
         for op, c in found:
             affine = then(affine, op, c) or affine
-        return affine, end[0], (*used, *end[2])
+        return affine, end.act, (*used, *end.ops)
 
     # ---- conditions
 

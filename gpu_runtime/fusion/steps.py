@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpu_runtime.lowering.pointwise import SWAPPED, Affine, then
 from gpu_runtime.network import Network, Op, computes, unique
-from tactics.problems.pointwise_ops import Stage
+from tactics.problems.pointwise_ops import ACTIVATIONS, NONE, Activation, Stage
 from tactics.problems.problem import PointwiseProblem
 from tactics.problems.protocol import Problem, Shape4
 
@@ -29,9 +29,12 @@ class Constant:
         return self.array.reshape(-1) if apart and self.array.size in (1, size) else None
 
 
-# (operation, operand, parameters): an operand is a tensor's name or a constant; without one, the parameter of an operation is
-# its scalar.
-Step = tuple[str, str | Constant | None, tuple[float, ...]]
+class Step(NamedTuple):
+    """An operation; its operand is a tensor's name or a constant; without one, the operation's parameter is its scalar."""
+
+    op: str
+    operand: str | Constant | None
+    params: tuple[float, ...] = ()
 
 
 def steps(op: Op[Problem] | None, tensor: str) -> list[Step] | None:
@@ -42,10 +45,10 @@ def steps(op: Op[Problem] | None, tensor: str) -> list[Step] | None:
         return None
     stages = op.problem.stages
     if op.inputs[0] == tensor:
-        return [(stage.op, _operand(op, stage), () if stage.operand else stage.params) for stage in stages]
+        return [Step(stage.op, _operand(op, stage), () if stage.operand else stage.params) for stage in stages]
     if len(stages) != 1 or stages[0].op == "prelu" or stages[0].operand != "t1" or op.inputs[1] != tensor:
         return None
-    return [(SWAPPED.get(stages[0].op, stages[0].op), op.inputs[0], ())]
+    return [Step(SWAPPED.get(stages[0].op, stages[0].op), op.inputs[0])]
 
 
 def _operand(op: Op[PointwiseProblem], stage: Stage) -> str | Constant | None:
@@ -61,17 +64,31 @@ def along(step: Step, axis: str, size: int) -> np.ndarray | None:
     """Returns the step's constant along `axis` of nchw as FP64 [size], or [1] if it is the same for all; None if it varies
     along another axis.
     """
-    _, other, params = step
-    if isinstance(other, Constant):
-        found = other.along(axis, size)
+    if isinstance(step.operand, Constant):
+        found = step.operand.along(axis, size)
         return None if found is None else found.astype(np.float64)
-    return np.array(params, np.float64) if other is None and len(params) == 1 else None
+    return np.array(step.params, np.float64) if step.operand is None and len(step.params) == 1 else None
+
+
+class Activated(NamedTuple):
+    """An activation, its slope (None except for prelu), and the ops that spell it."""
+
+    act: Activation = NONE
+    slope: np.ndarray | None = None
+    ops: tuple[Op[Any], ...] = ()
+
+
+def activation(step: Step, axis: str, size: int) -> Activated | None:
+    """Returns the activation that a step is, with a slope along `axis` of nchw, [size] or [1], and no ops; None for others."""
+    slope = along(step, axis, size) if step.op == "prelu" else None
+    fits = step.op in ACTIVATIONS and (step.operand is None or slope is not None)
+    return Activated(Activation(step.op, step.params), slope if slope is None else slope.astype(np.float32)) if fits else None
 
 
 def scaled(affine: Affine, step: Step, axis: str, size: int) -> Affine | None:
     """Composes scale and shift, each [size] or [1], with a step; None where the step is neither a scale nor a shift."""
     c = along(step, axis, size)
-    return None if c is None else then(affine, step[0], c)
+    return None if c is None else then(affine, step.op, c)
 
 
 def leading_affine(found: Sequence[Step], channels: int) -> tuple[Affine, int]:
@@ -79,10 +96,7 @@ def leading_affine(found: Sequence[Step], channels: int) -> tuple[Affine, int]:
     of these steps).
     """
     affine, count = UNSCALED, 0
-    for step in found:
-        more = scaled(affine, step, "c", channels)
-        if more is None:
-            break
+    while count < len(found) and (more := scaled(affine, found[count], "c", channels)) is not None:
         affine, count = more, count + 1
     return affine, count
 
@@ -101,11 +115,11 @@ class Chain:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        return unique((self.tensor, *(other for _, other, _ in self.steps if isinstance(other, str))))
+        return unique((self.tensor, *(s.operand for s in self.steps if isinstance(s.operand, str))))
 
     @property
     def constants(self) -> list[Constant]:
-        return [other for _, other, _ in self.steps if isinstance(other, Constant)]
+        return [s.operand for s in self.steps if isinstance(s.operand, Constant)]
 
     def op(self, tensors: Mapping[str, Shape4]) -> Op[PointwiseProblem]:
         """Makes one op of the chain, with the names and nodes of all its ops. `tensors`: tensor -> NCHW shape."""

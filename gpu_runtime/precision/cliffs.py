@@ -157,10 +157,9 @@ def _at_pole(danger: Danger, known: intervals.Known) -> bool:
     if not isinstance(p, PointwiseProblem) or danger.cliff.closed:
         return False
     at = max(i for i, s in enumerate(p.stages) if s.op == danger.name)
-    rest = p.stages[at:]
-    *_, (_, end, _, _) = intervals.along(danger.op, known)
+    end = [*intervals.along(danger.op, known)][-1].input
     bounded = end.low >= -FP16_MAX and end.high <= FP16_MAX
-    return POINTWISE[danger.name].pole and not bounded and not any(s.operand.startswith("t") for s in rest)
+    return POINTWISE[danger.name].pole and not bounded and not any(s.operand.startswith("t") for s in p.stages[at:])
 
 
 def _beyond(network: Network, tensor: str, why: str) -> tuple[Network, dict[str, str]]:

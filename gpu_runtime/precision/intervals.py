@@ -7,6 +7,7 @@ of squares is not negative, and that sum plus 1e-3 stays away from 0. Intervals 
 import functools
 import math
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,28 +51,34 @@ def known(network: Network) -> dict[str, Interval]:
     return found
 
 
-def along(op: Op, found: Known) -> Iterator[tuple[Stage, Interval, Interval | None, frozenset[str]]]:
-    """Yields, for each stage of a pointwise op, (stage, interval of its input, interval of its operand (None: a scalar),
-    tensors that its input was computed from).
-
-    The last stage is END, whose input is the op's result.
+class Reached(NamedTuple):
+    """A stage of a pointwise op, with the intervals of its input and of its operand (None: a scalar), and the tensors that its
+    input was computed from.
     """
+
+    stage: Stage
+    input: Interval
+    operand: Interval | None
+    of: frozenset[str]
+
+
+def along(op: Op, found: Known) -> Iterator[Reached]:
+    """Yields every stage of a pointwise op; the last one is END, whose input is the op's result."""
     v, of = found[op.inputs[0]], frozenset(op.inputs[:1])
     for stage in op.problem.stages:
         name = stage.operand
         operand = _operand(op, name, found) if name else None
-        yield stage, v, operand, of
+        yield Reached(stage, v, operand, of)
         alone = stage == Stage("mul", "t0") and stage is op.problem.stages[0]  # x * x
         v = (Stage("square") if alone else stage).interval(v, operand)
         of |= {op.inputs[int(name[1:])]} if name.startswith("t") else set()
-    yield END, v, None, of
+    yield Reached(END, v, None, of)
 
 
 def _interval(op: Op, found: Known, maker: Mapping[str, Op]) -> Interval:
     p = op.problem
     if isinstance(p, PointwiseProblem):
-        *_, (_, v, _, _) = along(op, found)
-        return v
+        return [*along(op, found)][-1].input
     if isinstance(p, (ConvProblem, ConvTransposeProblem)):
         return _convolution(op, found)
     if isinstance(p, (ViewProblem, MoveProblem, GatherProblem, ConcatProblem)):

@@ -31,7 +31,7 @@ from tactics import fp32
 from tactics.problems.attention import AttentionProblem
 from tactics.problems.gather import ViewProblem
 from tactics.problems.library_problem import EXACT, FLOAT, LibraryProblem
-from tactics.problems.pointwise_ops import ROUNDING, Stage
+from tactics.problems.pointwise_ops import ROUNDING
 from tactics.problems.problem import ConcatProblem, ConvProblem, PointwiseProblem
 from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 
@@ -174,7 +174,7 @@ def _differences(found: _Found, known: intervals.Known) -> None:
         if not coarse.isdisjoint((*op.inputs, op.output)):
             continue  # rounding to 8 bits hides FP16's
         if isinstance(p, PointwiseProblem):
-            if any(_may_cancel(v, s.op, b or _scalar(s)) for s, v, b, _ in intervals.along(op, known) if s.op in SUMS_OF_TWO):
+            if any(_may_cancel(at) for at in intervals.along(op, known) if at.stage.op in SUMS_OF_TWO):
                 tensors, name = list(op.inputs), "values near a large constant"
             elif not any(s.op in SUMS_OF_TWO[1:] and s.operand.startswith("t") for s in p.stages):
                 continue
@@ -221,13 +221,11 @@ def _keep_statistics(found: _Found, difference: Op, statistics: set[str]) -> Non
             todo += [maker for t in op.inputs for maker in found.network.producers[t]]
 
 
-def _scalar(stage: Stage) -> intervals.Interval:
-    return intervals.Interval(*2 * stage.params) if stage.params else intervals.ANY
-
-
-def _may_cancel(v: intervals.Interval, op: str, b: intervals.Interval) -> bool:
-    """Whether the sum of v and a constant that is large, but no mask, may be small."""
-    low, high = (-b.high, -b.low) if op == "add" else (b.low, b.high)
+def _may_cancel(at: intervals.Reached) -> bool:
+    """Whether the sum of a stage's input and a constant that is large, but no mask, may be small."""
+    v, params = at.input, at.stage.params
+    b = at.operand or (intervals.Interval(*2 * params) if params else intervals.ANY)
+    low, high = (-b.high, -b.low) if at.stage.op == "add" else (b.low, b.high)
     return LARGE[0] <= max(-low, high) <= LARGE[1] and v.low <= high and low <= v.high
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpu_runtime.runtime.plan_record import ArrayArgument, CallStep, LaunchStep, Layer, Step
+from gpu_runtime.runtime.plan_record import CallStep, LaunchStep, Layer, Step
 from tactics.format import Strides, strides
 from tactics.launches import launches
 from tactics.problems.protocol import Problem
@@ -58,10 +58,7 @@ def steps(
 
 def _step(launch: Launch | Call, argument: Callable[[Arg], tuple[str, Any]], covers: tuple[int, ...]) -> Step:
     if isinstance(launch, Call):
-        args: tuple[ArrayArgument | None, ...] = tuple(
-            a and (*argument(a[0]), a[1], tuple(a[2]))  # type: ignore[misc]
-            for a in (*launch.ins, launch.out)
-        )
+        args = tuple(a and a._replace(at=argument(a.at)) for a in (*launch.ins, launch.out))
         return CallStep(launch.function, dict(launch.attributes), launch.part, args, covers)
     args_ = tuple(map(argument, launch.args))
     return LaunchStep(launch.kernel, dict(launch.values), launch.grid, launch.block, launch.smem, args_, covers)

@@ -37,6 +37,7 @@ from gpu_runtime.text import piece_text
 from tactics.codec import DERIVED
 from tactics.format import DTYPES, num_bytes, strides
 from tactics.problems.problem import AnyProblem
+from tactics.step import CallArray
 
 FORMAT_VERSION = 5
 
@@ -120,8 +121,6 @@ class Bound:
 
 # ---- layers and launches
 
-ArrayArgument = tuple[str, int, str, tuple[int, ...]]  # arena or weights, offset, dtype, shape
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Layer(Shown):
@@ -203,7 +202,7 @@ class CallStep:
     function: str
     attributes: Mapping[str, object]
     part: int
-    args: tuple[ArrayArgument | None, ...]
+    args: tuple[CallArray | None, ...]
     covers: tuple[int, ...]
 
 

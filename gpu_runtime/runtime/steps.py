@@ -86,7 +86,7 @@ def arrays(step: CallStep, bases: Mapping[str, int]) -> tuple[list[Array | None]
     """Returns (a library function's inputs, None for an absent one; its output) as arrays. `bases`: kind of memory -> its
     address.
     """
-    *ins, out = (a and Array(bases[a[0]] + a[1], DTYPES[a[2]], a[3]) for a in step.args)
+    *ins, out = (a and Array(bases[a.at[0]] + a.at[1], DTYPES[a.dtype], a.shape) for a in step.args)
     if out is None:
         raise EngineError(f"the engine's plan is wrong: {step.function} has no output. Build the engine again")
     return ins, out

@@ -11,7 +11,7 @@ from tactics.format import DTYPES, Format
 from tactics.problems.library_problem import FLOAT, LibraryProblem
 from tactics.reason import Candidates
 from tactics.roofline import Counts, traffic
-from tactics.step import Arg, Call
+from tactics.step import Call, CallArray
 from tactics.tactic import Tactic, tactic_of
 
 _ROW, _MOST = (1, 6, 5, 7), (1, 1, 5, 7)
@@ -34,11 +34,11 @@ def candidates(p: LibraryProblem, device: Device) -> Candidates:
 
 
 def launches(p: LibraryProblem, tactic: Tactic) -> tuple[Call, ...]:
-    known: dict[str, tuple[Arg, str, tuple[int, ...]]] = {}
-    known |= {f"t{i}": (("in", i), f.dtype, shape) for i, (f, shape) in enumerate(zip(tactic.ins, p.shapes, strict=True))}
-    known |= {f"c{i}": (("weights", f"c{i}"), dtype, shape) for i, (shape, dtype) in enumerate(p.constants)}
+    tensors = enumerate(zip(tactic.ins, p.shapes, strict=True))
+    known = {f"t{i}": CallArray(("in", i), f.dtype, shape) for i, (f, shape) in tensors}
+    known |= {f"c{i}": CallArray(("weights", f"c{i}"), dtype, shape) for i, (shape, dtype) in enumerate(p.constants)}
     args = tuple(known.get(name) for name in p.arguments)
-    return (Call(p.function, p.attributes, args, (("out", 0), tactic.out.dtype, p.shape), p.part),)
+    return (Call(p.function, p.attributes, args, CallArray(("out", 0), tactic.out.dtype, p.shape), p.part),)
 
 
 def pack(p: LibraryProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

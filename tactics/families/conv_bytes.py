@@ -50,7 +50,7 @@ def byte_candidates(p: ConvProblem, dtypes: Sequence[str], device: Device, only:
     """Yields the tactics that read bytes. `dtypes`: of each input, then of the output; "int8", "uint8": FP16 or that."""
     x_type, *residual, y_type = dtypes
     end = p.epilogue
-    able = p.groups == 1 and p.prologue == Prologue(border=p.prologue.border) and (end.d2s, end.up, end.pool) == (1, 1, ())
+    able = p.groups == 1 and p.prologue == Prologue(border=p.prologue.border) and (end.d2s, end.up, end.pool) == (1, 1, None)
     able = able and max(p.r, p.s) <= conv_gemm.MAX_TAPS and end.multiplied and x_type in WHOLE
     if not able or too_large(p.all_shapes, others=p.n * p.p * p.q):
         return

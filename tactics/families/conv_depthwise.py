@@ -26,7 +26,7 @@ from tactics.format import HALF_FORMATS, LAYOUTS, Format, Strides, padded_channe
 from tactics.problems.epilogue import RELU
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, unsupported
-from tactics.roofline import LATENCY_CLK, Counts, Spent, convolved, resident, rounds_us, sm_l2, tensor_rate
+from tactics.roofline import LATENCY_CLK, Counts, Extra, Spent, convolved, resident, rounds_us, sm_l2, tensor_rate
 from tactics.step import (
     Launch,
     Share,
@@ -337,19 +337,14 @@ def section_bytes(p: ConvProblem, tactic: Tactic) -> dict[str, int]:
     return {"w": p.r * p.s * _pitch(p) * 2} | dict.fromkeys(p.epilogue.vectors, 4 * _pitch(p))
 
 
-def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, float, int] = (0, 0, 0)) -> Counts:
-    """Returns counts of the launch. `more`: a Share's (instructions per thread, clocks per block, bytes of shared memory)."""
-    t, size, blocks = tactic.patch, threads(tactic), p.n * blocks_of(p, tactic)
+def counts(p: ConvProblem, tactic: Tactic, device: Device, more: Extra | None = None) -> Counts:
+    """Returns counts of the launch."""
+    t, size, blocks, more = tactic.patch, threads(tactic), p.n * blocks_of(p, tactic), more or Extra()
     _, (e_h, e_w) = lattice(p)
-    at_once = resident(device, size, _registers(p, tactic), shared_bytes(p, tactic) + more[2])
+    at_once = resident(device, size, _registers(p, tactic), shared_bytes(p, tactic) + more.smem)
     rows = (t.th - 1) * e_h + p.r
     if t.mma:
-        instructions, port, products, turns = _tensor(p, t, size)
-        clk = {
-            "tensor": size / 32 * products / tensor_rate(device, at_once * size / 32),
-            "issue": size * instructions / 128,
-            "l1": port,
-        }
+        clk, turns = _tensor(p, t, size, tensor_rate(device, at_once * size / 32))
         alone = (1 + turns) * LATENCY_CLK + EPILOGUE_CLK  # filters, and the patch
     elif staged(tactic):
         clk = _staged(p, tactic, size, rows)
@@ -363,30 +358,30 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
     read = _read(p, t)[0] * p.n * padded_channels("hwc8", p.c) * 2 / blocks * _straddle(tactic.ins[0], p.c, t.channels)
     read += 2 * p.r * p.s * t.channels * (sliced(p, tactic) > 0)  # weights that are not in shared memory
     written = p.p * p.q * p.n * padded_channels("hwc8", p.k) * 2 / blocks * _straddle(tactic.out, p.k, t.channels)
-    clk["issue"] += size * more[0] / 128
+    clk["issue"] += size * more.instructions / 128
     clk["l2"] = (read + written * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks)
     # A block's own instructions do not overlap with its latency, other blocks' instructions do.
     rounds, warps = partial(rounds_us, device, clk, blocks, at_once), math.ceil(size / 32)
     if t.mma:
-        us = rounds(Spent(max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]), alone + more[1]))
+        us = rounds(Spent(max(clk["tensor"] + clk["issue"] + clk["l1"], clk["l2"]), alone + more.clocks))
     elif device.sm in MEASURED_ON and staged(tactic):
         warps *= min(at_once, math.ceil(blocks / device.num_sms))
         strided = (e_h, e_w) != (1, 1)
         most, of_warp = STAGED_ISSUE[strided]
         clk["issue"] /= min(most, max(of_warp * warps, STAGED_OF_FEW * math.sqrt(warps)))
         if strided:
-            us = rounds(Spent(max(clk.values()), alone + more[1]))
+            us = rounds(Spent(max(clk.values()), alone + more.clocks))
         else:
-            us = rounds(Spent(math.hypot(clk["issue"], clk["l1"]), 0, 2 * LATENCY_CLK + more[1]))
+            us = rounds(Spent(math.hypot(clk["issue"], clk["l1"]), 0, 2 * LATENCY_CLK + more.clocks))
     else:
         clk["issue"] /= min(ISSUE_EFFICIENCY, ISSUE_PER_WARP * at_once * warps)
-        us = rounds(Spent(max(clk.values()), alone * (SCALAR_LATENCY if device.sm in MEASURED_ON else 1) + more[1]))
+        us = rounds(Spent(max(clk.values()), alone * (SCALAR_LATENCY if device.sm in MEASURED_ON else 1) + more.clocks))
     return convolved(p, tactic, weight_bytes(p), us)
 
 
-def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, int]:
-    """Returns, for tensor cores, (instructions of a thread, clocks of a block at the port to shared memory and L1, products of
-    a warp including zeros, how often a thread waits for memory while it copies its patch)."""
+def _tensor(p: ConvProblem, t: Patch, size: int, rate: float) -> tuple[dict[str, float], int]:
+    """Returns, for tensor cores, (resource -> clocks of a block, with products of zeros and the port to shared memory and L1;
+    how often a thread waits for memory while it copies its patch). `rate`: products of an SM in a clock."""
     height, units, fours = t.h - 1 + p.r, t.w // 8 + 1, math.ceil(p.r / 4)
     products, fragments = 8 * t.th * p.r, 8 * (t.th - 1 + p.r)
     filters = 8 * (fours + 1 + 2 * p.r)  # loads, and masks of the words of a row that have taps
@@ -402,7 +397,8 @@ def _tensor(p: ConvProblem, t: Patch, size: int) -> tuple[float, float, float, i
     warp = 4 * fragments + 8 * (4 * fours + 1) + copies * 32 + 4 * outputs + 4 * stores
     # A clock for each line of 128 bytes that a warp's access touches: one per pixel, for residuals two per lane.
     lines = height * (t.w - 1 + p.s) + t.h * t.w * (1 + t.channels / 4 * p.epilogue.residual)
-    return instructions, size / 32 * warp + lines, products * 16 * 8 * 16, math.ceil(copies / (3 if t.th > 4 else 2))
+    tensor, issue = size / 32 * (products * 16 * 8 * 16) / rate, size * instructions / 128
+    return {"tensor": tensor, "issue": issue, "l1": size / 32 * warp + lines}, math.ceil(copies / (3 if t.th > 4 else 2))
 
 
 def _staged(p: ConvProblem, tactic: Tactic, size: int, rows: int) -> dict[str, float]:

@@ -24,7 +24,7 @@ from tactics.format import HALF_FORMATS, Strides, padded_channels, too_large
 from tactics.problems.epilogue import Epilogue
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, no_room, unsupported
-from tactics.roofline import FULL_WARPS, Counts, Spent, convolved, resident, rounds_us, sm_l2, tensor_rate, throttled
+from tactics.roofline import FULL_WARPS, Counts, Extra, Spent, convolved, resident, rounds_us, sm_l2, tensor_rate, throttled
 from tactics.step import (
     Launch,
     Share,
@@ -286,16 +286,13 @@ def mmas(p: ConvProblem, tactic: Tactic) -> int:
     return p.n * g.tiles[1] * sum(-(-r * g.tile[1] // 16) for r in rows) * u.count * u.n8 * u.steps
 
 
-def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, float, int] = (0, 0, 0)) -> Counts:
-    """Returns counts of the launch.
-
-    `more`: the additions of a Share: (instructions per thread, latency of a block in clocks, bytes of shared memory).
-    """
-    t, u, g = tactic.gemm, packed(p), cut(p, tactic)
+def counts(p: ConvProblem, tactic: Tactic, device: Device, more: Extra | None = None) -> Counts:
+    """Returns counts of the launch."""
+    t, u, g, more = tactic.gemm, packed(p), cut(p, tactic), more or Extra()
     blocks = p.n * blocks_of(p, tactic)
     tiles = min(t.n // 16 // t.warps_n, -(-g.tile[0] * g.tile[1] // 16))
     registers = min(255, -(-(tiles * (4 * u.n8 + 4) + 42) // 8) * 8)
-    at_once = resident(device, t.threads, registers, shared_bytes(p, tactic) + more[2])
+    at_once = resident(device, t.threads, registers, shared_bytes(p, tactic) + more.smem)
     a_tiles = mmas(p, tactic) / blocks / u.n8  # loads of operand A by a block, 512 bytes each
     weights = g.per_block * u.steps * u.n8 * 256
     patch = g.patch[0] * g.patch[1] * g.span * 16
@@ -309,10 +306,10 @@ def counts(p: ConvProblem, tactic: Tactic, device: Device, more: tuple[float, fl
         "smem": (a_tiles * 512 + weights * (1 + t.warps_n) + patch + 3 * staging) / SMEM_BYTES_PER_CLK,
         "l2": (patch + weights + staging * (2 if p.epilogue.residual else 1)) / sm_l2(device, blocks),
         # Four warps issue per clock; addresses and swizzles cost about as much as the accesses themselves.
-        "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends + t.threads / 32 * more[0]) / min(4, warps),
+        "issue": (a_tiles * (8 + u.n8 * 3) + moves / 16 + ends + t.threads / 32 * more.instructions) / min(4, warps),
     }
     # A block loads, then computes; other blocks' work hides the shorter of the two.
     hidden = min(clk["l2"], max(clk["mma"], clk["smem"], clk["issue"]))
     block = max(clk.values()) + hidden / at_once + throttled(device, clk["mma"])
-    limits = rounds_us(device, clk, blocks, at_once, Spent(block, ROUND_CLK + more[1]))
+    limits = rounds_us(device, clk, blocks, at_once, Spent(block, ROUND_CLK + more.clocks))
     return convolved(p, tactic, u.count * u.steps * u.n8 * 256, limits)

@@ -21,7 +21,7 @@ from tactics.problems.problem import ConvProblem, PoolProblem, ScaledConvProblem
 from tactics.problems.prologue import GATED_ACTS
 from tactics.problems.protocol import Feature
 from tactics.reason import Candidates, no_room, unsupported
-from tactics.roofline import Counts
+from tactics.roofline import Counts, Extra
 from tactics.step import Launch, Share, floats, ints, linear
 from tactics.tactic import Only, Tactic, Tile, on_kernel
 
@@ -158,6 +158,6 @@ def counts(p: ScaledConvProblem, tactic: Tactic, device: Device) -> list[Counts]
     turns = -(-steps // ROWS_AT_ONCE)
     once = ONCE - OF_STEP * max(0, ROWS_AT_ONCE - steps) + (0 if device.dependent_launch else EARLY)
     clk = WAIT_CLK + TURN_CLK * (turns - 1) + squeeze_excite.COLD_CLK.get(device.sm, 0)
-    more = 2 * outputs / threads + once + OF_TURN * (turns - 1), clk, _more_bytes(p, tactic)
+    more = Extra(2 * outputs / threads + once + OF_TURN * (turns - 1), clk, _more_bytes(p, tactic))
     first = replace(family.counts(p.first, conv, device, more), kernel=conv.kernel)
     return [first, squeeze_excite.scaled_counts(p.second, tactic.out, family.blocks_of(p.first, conv), device)]

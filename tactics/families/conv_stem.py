@@ -28,7 +28,7 @@ from tactics.families.stem_patch import (
     shapes,
 )
 from tactics.format import HALF_FORMATS, Format, Strides, num_bytes, padded_channels, too_large
-from tactics.problems.epilogue import RELU
+from tactics.problems.epilogue import RELU, MaxPool
 from tactics.problems.problem import ConvProblem
 from tactics.reason import Candidates, no_room, unsupported
 from tactics.roofline import (
@@ -86,7 +86,7 @@ PORT_CLK, INSTRUCTIONS = 880, 750  # of a tile without its steps: clocks of shar
 BUSY, START_CLK = 0.92, 4000  # the share of a tile's time in which the busiest unit works; clocks of a block's start and end
 SMS = 132  # the number of SMs that a tile without `persist` stands for
 _CASE = ConvProblem(1, 3, 23, 21, 33, 7, 7, (2, 2), (3, 3, 3, 3), epilogue=RELU)
-CASES = {"conv_stem": (_CASE, replace(_CASE, epilogue=replace(RELU, pool=(3, 3, 2, 2, 1, 1, 6, 6))))}
+CASES = {"conv_stem": (_CASE, replace(_CASE, epilogue=replace(RELU, pool=MaxPool((3, 3), (2, 2), (1, 1), (6, 6)))))}
 
 
 def candidates(p: ConvProblem, device: Device, only: Only = None) -> Candidates:
@@ -125,7 +125,7 @@ def tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     if p.epilogue.pool and (tactic.gemm.m % 64 or linear(tactic.out)):
         return "max pool: expected a vector format for the output and a tile of a multiple of 64 channels"
     if p.epilogue.pool and not any(outputs(p, *shape) for shape in shapes(tactic.gemm.n, False)):
-        r, s = p.epilogue.pool[:2]
+        r, s = p.epilogue.pool.window
         return f"max pool: a window of {r} x {s} does not fit a tile of {tactic.gemm.n} pixels"
     return no_room(shared_bytes(p, tactic), device)
 
@@ -170,11 +170,6 @@ def shared_bytes(p: ConvProblem, tactic: Tactic) -> int:
     return _tap_bytes(g) + t.m * 4 + g.steps * t.m * 32 + 2 * patch + staging
 
 
-# Epilogue.pool: its first four fields are compile-time values, the others members of the kernel's struct.
-POOL_ARGS = "pool_pad_t pool_pad_l pool_h pool_w".split()
-POOL_VALUES = "POOL_R POOL_S POOL_STRIDE_H POOL_STRIDE_W".split()
-
-
 def _sizes(p: ConvProblem, g: Geometry, carried: int = 0) -> tuple[int, int]:
     """Returns the number of tiles along (rows, columns) of an image, if a tile keeps `carried` rows of the tile above.
 
@@ -203,7 +198,7 @@ def _carried(p: ConvProblem, tactic: Tactic) -> int:
     A block that keeps rows computes a whole column of an image's tiles, so there must be enough columns for all resident
     blocks.
     """
-    t, (r, _, stride, _, pad) = tactic.gemm, pool_of(p)[:5]
+    t, (r, stride, pad, _) = tactic.gemm, (pair[0] for pair in pool_of(p))  # along rows
     if not in_place(t) or r - stride != pad or t.n // 16 % stride:
         return 0
     g, columns, held = _geometry(p, tactic), p.n * _rows(p, tactic) // t.m, t.persist or SMS * _min_blocks(p, t)
@@ -228,7 +223,7 @@ def _aligned_pairs(p: ConvProblem, x: Strides, hwc: bool) -> bool:
 
 def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     t, g, x_fmt, y_fmt, carried = tactic.gemm, _geometry(p, tactic), tactic.ins[0], tactic.out, _carried(p, tactic)
-    x, *added, y = strided or own_strides(p, tactic)
+    pool, (x, *added, y) = pool_of(p), strided or own_strides(p, tactic)
     hwc, y_c = interleaved(p, tactic), padded_channels(y_fmt.layout, p.k)
     in_pairs = strided is None and _aligned_pairs(p, x, hwc)  # a tensor inside another one may start at any element
     values = {
@@ -238,7 +233,7 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
         "OUT_LINEAR": int(linear(y_fmt)),
         **epilogue_values(p),
         "POOL": int(bool(p.epilogue.pool)),
-        **dict(zip(POOL_VALUES, pool_of(p), strict=False)),
+        **dict(zip(("POOL_R", "POOL_S", "POOL_STRIDE_H", "POOL_STRIDE_W"), (*pool.window, *pool.stride), strict=True)),
         **({"OUT_F32": 1} if y_fmt.dtype == "fp32" else {}),
         **{"CHANNELS": p.c, "STRIDE_H": p.stride[0], "STRIDE_W": p.stride[1], "LOG2_TW": g.log2_tw},
         **{"ROWS": g.rows, "PAIRS": g.pairs, "STEPS": g.steps, "FULL": g.full, "PAIRED": int(g.paired)},
@@ -254,10 +249,8 @@ def launches(p: ConvProblem, tactic: Tactic, strided: tuple[Strides, ...] | None
     tiles, m_tiles = p.n * (1 if carried else tiles_h) * tiles_w, -(-y_c // t.m)  # carried: columns of tiles
     args = member("c", conv) | {"taps": ("weights", "taps")}
     workers = _workers(p, t, m_tiles, tiles)
-    args |= ints(
-        per_block=tiles // workers, longer=tiles % workers, tiles_h=tiles_h, tiles_w=tiles_w, cols=g.cols, shift=g.shift
-    )
-    args |= ints(**dict(zip(POOL_ARGS, pool_of(p)[4:], strict=True)))
+    args |= ints(per_block=tiles // workers, longer=tiles % workers, tiles_h=tiles_h, tiles_w=tiles_w, cols=g.cols)
+    args |= ints(shift=g.shift, pool_pad_t=pool.pad[0], pool_pad_l=pool.pad[1], pool_h=pool.out[0], pool_w=pool.out[1])
     return (launch("conv_stem", values, (m_tiles * workers, 1, 1), t.threads, shared_bytes(p, tactic), args),)
 
 

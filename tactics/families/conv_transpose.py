@@ -26,21 +26,14 @@ from tactics.roofline import Counts
 from tactics.step import Launch, Store
 from tactics.tactic import Only, Patch, Tactic, on_kernel
 
-KERNEL = {  # kernel of the whole -> kernel of its phases
-    "transpose_dense": "conv_dense",
-    "transpose_sparse24": "conv_sparse24",
-    "transpose_grouped": "conv_grouped",
-    "transpose_depthwise": "conv_depthwise",
-    "transpose_fp32": "conv_fp32",
+OF_PHASES: dict[str, tuple[str, ModuleType]] = {  # kernel of the whole -> (kernel of its phases, that one's family)
+    "transpose_dense": ("conv_dense", conv_gemm),
+    "transpose_sparse24": ("conv_sparse24", conv_gemm),
+    "transpose_grouped": ("conv_grouped", conv_grouped),
+    "transpose_depthwise": ("conv_depthwise", conv_depthwise),
+    "transpose_fp32": ("conv_fp32", conv_fp32),
 }
-OWN_KERNEL = {v: k for k, v in KERNEL.items()}
-FAMILY = {
-    "conv_dense": conv_gemm,
-    "conv_sparse24": conv_gemm,
-    "conv_grouped": conv_grouped,
-    "conv_depthwise": conv_depthwise,
-    "conv_fp32": conv_fp32,
-}
+OWN_KERNEL = {kernel: own for own, (kernel, _) in OF_PHASES.items()}
 
 
 MAX_PHASES = 4096
@@ -54,37 +47,34 @@ CASES = {
 }
 
 
+class Phase(NamedTuple):
+    """A phase: its convolution, the Store of its outputs, and the filter's `rows` and `columns` that it has; -1: of zeros."""
+
+    conv: ConvProblem
+    store: Store
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+
 @lru_cache(maxsize=1024)
-def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]], ...]:
-    """Returns, for every phase with output pixels, (its convolution, the Store of its outputs, the taps of the filter that it
-    has along r, along s; -1: a tap of zeros).
-    """
+def phases(p: ConvTransposeProblem) -> tuple[Phase, ...]:
+    """Returns every phase with output pixels."""
     rows, columns = (
         [_taps(i, axis) for i in range(min(axis.stride, axis.out))]  # phases beyond the output are empty
         for axis in map(_Axis, p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out)
     )
-    result: list[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]]] = []
+    found: list[Phase] = []
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
             if row is None or column is None:
                 continue
             (r, dil_r, top, bottom), (s, dil_s, left, right) = row, column
+            pad = top, left, bottom, right
             conv = ConvProblem(
-                p.n,
-                p.c,
-                p.h,
-                p.w,
-                p.k,
-                len(r),
-                len(s),
-                pad=(top, left, bottom, right),
-                dilation=(dil_r, dil_s),
-                groups=p.groups,
-                sparse24=p.sparse24,
-                epilogue=p.epilogue,
+                p.n, p.c, p.h, p.w, p.k, len(r), len(s), (1, 1), pad, (dil_r, dil_s), p.groups, p.sparse24, epilogue=p.epilogue
             )
-            result.append((conv, Store(p.out_shape, (i, j), p.stride, str(len(result))), r, s))
-    return tuple(result)
+            found.append(Phase(conv, Store(p.out_shape, (i, j), p.stride, str(len(found))), r, s))
+    return tuple(found)
 
 
 class _Axis(NamedTuple):
@@ -118,8 +108,8 @@ def _taps(phase: int, axis: _Axis) -> tuple[tuple[int, ...], int, int, int] | No
 
 def _of_phase(tactic: Tactic) -> tuple[ModuleType, Tactic]:
     """Returns (the family that runs a phase, the tactic with which it does)."""
-    kernel = KERNEL[tactic.kernel]
-    return FAMILY[kernel], on_kernel(kernel, tactic)
+    kernel, family = OF_PHASES[tactic.kernel]
+    return family, on_kernel(kernel, tactic)
 
 
 def reason(p: ConvTransposeProblem) -> str:
@@ -137,7 +127,7 @@ def candidates(p: ConvTransposeProblem, device: Device, only: Only = None) -> Ca
         yield "transpose_dense", unsupported(why)
         return
     found: dict[Tactic | str, list[Reason | None]] = {}
-    for conv, *_ in phases(p):
+    for conv in (phase.conv for phase in phases(p)):
         # The patch with the least halo differs by phase, so no patch is excluded by its halo; predicted times choose.
         patch = only if isinstance(only, Patch) else None
         tile = None if isinstance(only, Patch) else only
@@ -158,7 +148,7 @@ def candidates(p: ConvTransposeProblem, device: Device, only: Only = None) -> Ca
 
 def launches(p: ConvTransposeProblem, tactic: Tactic, strided: tuple[Strides, ...] | None = None) -> tuple[Launch, ...]:
     family, own = _of_phase(tactic)
-    return tuple(step for conv, store, *_ in phases(p) for step in family.launches(conv, own, store, strided))
+    return tuple(step for phase in phases(p) for step in family.launches(phase.conv, own, phase.store, strided))
 
 
 def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -169,19 +159,19 @@ def pack(p: ConvTransposeProblem, tactic: Tactic, weights: Mapping[str, np.ndarr
     family, own = _of_phase(tactic)
     sections: dict[str, np.ndarray] = {}
     w = np.pad(np.asarray(weights["w"], np.float32), ((0, 0), (0, 0), (0, 1), (0, 1)))  # index -1: a tap of zeros
-    for conv, store, r, s in phases(p):
-        part = family.pack(conv, own, {**weights, "w": w[:, :, r][:, :, :, s]})
-        sections |= {name + store.name: array for name, array in part.items()}
+    for phase in phases(p):
+        part = family.pack(phase.conv, own, {**weights, "w": w[:, :, phase.rows][:, :, :, phase.columns]})
+        sections |= {name + phase.store.name: array for name, array in part.items()}
     return sections
 
 
 def section_bytes(p: ConvTransposeProblem, tactic: Tactic) -> dict[str, int]:
     """Returns section name -> bytes of the sections that `pack` makes, computed from sizes alone."""
     family, own = _of_phase(tactic)
-    return {name + store.name: n for conv, store, *_ in phases(p) for name, n in family.section_bytes(conv, own).items()}
+    return {name + at.store.name: n for at in phases(p) for name, n in family.section_bytes(at.conv, own).items()}
 
 
 def counts(p: ConvTransposeProblem, tactic: Tactic, device: Device) -> list[Counts]:
     """Returns counts of each phase; phases run one after the other."""
     family, own = _of_phase(tactic)
-    return [family.counts(conv, own, device) for conv, *_ in phases(p)]
+    return [family.counts(phase.conv, own, device) for phase in phases(p)]

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from cuda_kernels.device import Device
+from tactics.problems.epilogue import MaxPool
 from tactics.problems.problem import ConvProblem
 from tactics.tactic import Tile
 
@@ -79,16 +80,16 @@ def shapes(pixels: int, wide: bool) -> list[tuple[int, int]]:
     return [(pixels >> log2_tw, 1 << log2_tw) for log2_tw in range(4 if wide else 2, pixels.bit_length())]
 
 
-def pool_of(p: ConvProblem) -> tuple[int, ...]:
+def pool_of(p: ConvProblem) -> MaxPool:
     """Returns Epilogue.pool; for a convolution without a pool, a pool of 1x1 windows."""
-    return p.epilogue.pool or (1, 1, 1, 1, 0, 0, p.p, p.q)
+    return p.epilogue.pool or MaxPool((1, 1), (1, 1), (0, 0), (p.p, p.q))
 
 
 def outputs(p: ConvProblem, th: int, tw: int) -> tuple[int, int] | None:
     """Returns (rows, columns) of the output that a tile of th x tw results of the convolution gives: as many, or the number of
     the pool's windows inside it; None if no window fits.
     """
-    r, s, stride_h, stride_w = pool_of(p)[:4]
+    (r, s), (stride_h, stride_w), _, _ = pool_of(p)
     return ((th - r) // stride_h + 1, (tw - s) // stride_w + 1) if th >= r and tw >= s else None
 
 

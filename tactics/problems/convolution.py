@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from tactics.problems.epilogue import Epilogue, Given
+from tactics.problems.epilogue import Epilogue, Given, MaxPool
 from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, OneTensor, Problem, Shape4
 
-Pair = tuple[int, int]
 MOST_GATHERED = 1 << 21  # elements of the gathered matrix in window_sums: 8 MB
 
 
@@ -42,7 +41,7 @@ def _parts(record: Any) -> Iterator[str]:
                 yield f.name
         elif isinstance(v, tuple):
             if v:
-                yield f.name + ",".join(str(i) for i in v)
+                yield f.name + ",".join(str(i) for i in (np.ravel(v).tolist() if isinstance(v, MaxPool) else v))
         elif isinstance(v, Activation):
             if v != NONE:
                 yield f"last_{v}" if f.name == "last" else str(v)
@@ -84,7 +83,8 @@ class ConvProblem(Keyed, OneTensor):
         if self.c % self.groups or self.k % self.groups:
             raise ValueError(f"conv: c={self.c} and k={self.k} must be multiples of groups={self.groups}")
         sizes = self.n, self.c, self.h, self.w, self.k, self.r, self.s, self.groups, self.p, self.q
-        if min(*sizes, *end.pool[:4], *end.pool[6:], *self.stride, *self.dilation) < 1:
+        pooled = (*end.pool.window, *end.pool.stride, *end.pool.out) if end.pool else ()
+        if min(*sizes, *pooled, *self.stride, *self.dilation) < 1:
             raise ValueError(f"conv: every size must be positive, got {self}")
 
     @cached_property
@@ -111,8 +111,7 @@ class ConvProblem(Keyed, OneTensor):
     @cached_property
     def out_shape(self) -> Shape4:
         if self.epilogue.pool:
-            high, wide = self.epilogue.pool[6:]
-            return (self.n, self.k, high, wide)
+            return (self.n, self.k, *self.epilogue.pool.out)
         b = self.epilogue.d2s
         return (self.n, self.k // b**2, self.p * b, self.q * b)
 
@@ -155,14 +154,14 @@ class ConvProblem(Keyed, OneTensor):
         if residual is not None:
             residual = np.asarray(residual, np.float32).repeat(end.up, axis=2).repeat(end.up, axis=3)
             residual = space_to_depth(residual, end.d2s, end.d2s_mode)
-        y = end.finish(y, bias, residual, slope, **vectors)
-        return self.maxima(y) if end.pool else depth_to_space(y, end.d2s, end.d2s_mode)
+        return self.stored(end.finish(y, bias, residual, slope, **vectors))
 
-    def maxima(self, y: np.ndarray) -> np.ndarray:
-        """Returns the epilogue's max pool of the convolution's result y [n,k,p,q]."""
-        r, s, stride_h, stride_w, top, left, high, wide = self.epilogue.pool
-        pool = PoolProblem(self.n, self.k, self.p, self.q, "max", r, s, (high, wide), (stride_h, stride_w), (top, left, 0, 0))
-        return pool.reference(y)
+    def stored(self, y: np.ndarray) -> np.ndarray:
+        """Returns the output: the epilogue's max pool or DepthToSpace of y [n,k,p,q], the result of all steps before it."""
+        if (end := self.epilogue).pool is None:
+            return depth_to_space(y, end.d2s, end.d2s_mode)
+        (r, s), stride, pad, out = end.pool
+        return PoolProblem(self.n, self.k, self.p, self.q, "max", r, s, out, stride, (*pad, 0, 0)).reference(y)
 
 
 def with_epilogue(problem: ConvProblem, **changes: Any) -> ConvProblem:

@@ -1,13 +1,16 @@
 """The steps that a convolution's kernel applies to its sums before it stores them."""
 
 from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from cuda_kernels.hashed import Hashed
+from tactics.codec import As, from_json
 from tactics.problems.pointwise_ops import NONE, STORED, Activation
 from tactics.problems.protocol import Feature
 
+Pair = tuple[int, int]  # along rows, along columns
 Given = np.ndarray | None  # an optional weight or tensor of a problem
 AFFINE = ("scales", "shifts")  # the weights of Epilogue.affine
 MULTIPLIERS = ("multipliers", "residual_multipliers")  # the weights of Epilogue.multiplied and .residual_multiplied
@@ -17,6 +20,21 @@ VECTORS = ("b", "slope", *AFFINE, *MULTIPLIERS)  # every weight that has an elem
 def _column(v: np.ndarray) -> np.ndarray:
     """Returns v [k] as FP32 [1,k,1,1]."""
     return np.asarray(v, np.float32).reshape(1, -1, 1, 1)
+
+
+class MaxPool(NamedTuple):
+    """A max pool without dilation; `pad`: before the first row and column. Keys and JSON have its eight numbers in a row."""
+
+    window: Pair
+    stride: Pair
+    pad: Pair
+    out: Pair
+
+
+def _pool(numbers: object) -> MaxPool | None:
+    """Reads a pool from its eight numbers, None from an empty list."""
+    flat = from_json(tuple[int, ...], numbers)
+    return MaxPool(*zip(flat[::2], flat[1::2], strict=True)) if flat else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +48,8 @@ class Epilogue(Hashed):
     5. `affine`: * scale + shift per channel
     6. the residual, with `act_first`
     7. `last`: a second activation
-    8. `pool`: a max pool of (r, s, stride_h, stride_w, pad_top, pad_left, out_h, out_w); or `d2s` = b > 1: ONNX DepthToSpace
-       by b, `d2s_mode` dcr or crd, to k/b^2 channels; the residual then has the shape after it
+    8. `pool`: a max pool; or `d2s` = b > 1: ONNX DepthToSpace by b, `d2s_mode` dcr or crd, to k/b^2 channels; the residual then
+       has the shape after it
 
     `up` = u > 1: the residual has 1/u of the output's height and width, and each of its pixels is added to u x u pixels of the
     output; with depth-to-space u = d2s.
@@ -45,7 +63,7 @@ class Epilogue(Hashed):
     last: Activation = NONE
     d2s: int = 1
     d2s_mode: str = "dcr"
-    pool: tuple[int, ...] = ()
+    pool: Annotated[MaxPool | None, As("a list of 8 numbers", _pool, lambda v: np.ravel(v or ()).tolist(), list)] = None
     up: int = 1
     multiplied: bool = False
     residual_multiplied: bool = False
@@ -57,8 +75,8 @@ class Epilogue(Hashed):
             raise ValueError(f"conv: expected one activation with a slope or table, got {self}")
         if self.up != 1 and (not self.residual or self.d2s not in (1, self.up)):
             raise ValueError(f"conv: expected a residual whose pixels are repeated as often as the output's, got {self}")
-        if self.pool and (len(self.pool) != 8 or self.residual or self.d2s > 1):
-            raise ValueError(f"conv: expected a pool of 8 numbers after a convolution with no residual or d2s, got {self}")
+        if self.pool and (self.residual or self.d2s > 1):
+            raise ValueError(f"conv: expected a pool after a convolution with no residual or d2s, got {self}")
         if self.d2s < 1 or self.d2s_mode not in ("dcr", "crd"):
             raise ValueError(f"conv: expected d2s = b with k a multiple of b*b, mode dcr or crd, got {self}")
 

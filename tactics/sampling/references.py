@@ -9,7 +9,7 @@ import numpy as np
 from cuda_kernels.compile import compile_kernel
 from cuda_kernels.launch import Cuda
 from cuda_kernels.params import arrange, pack_params
-from tactics.problems.convolution import depth_to_space, space_to_depth
+from tactics.problems.convolution import space_to_depth
 from tactics.problems.epilogue import VECTORS
 from tactics.problems.pointwise_ops import NONE
 from tactics.problems.problem import ConvProblem, Problem
@@ -83,8 +83,7 @@ def reference_conv(gpu: Cuda, p: ConvProblem, inputs: Sequence[Any], weights: Ma
         params = reference_params(p, values, {name: 0 if a is None else a.data.ptr for name, a in named.items()})
         kernel = gpu.load(compile_kernel("reference_conv", values, gpu.device.sm))
         gpu.launch(kernel, (min(-(-y.size // 256), 1 << 20), 1, 1), (256, 1, 1), 0, params)
-        result = p.maxima(y.get()) if end.pool else depth_to_space(y, end.d2s, end.d2s_mode)
-        result = cupy.ascontiguousarray(cupy.asarray(result))
+        result = cupy.ascontiguousarray(cupy.asarray(p.stored(y.get() if end.pool else y)))
     gpu.synchronize()
     return result
 

@@ -13,7 +13,7 @@ from tactics.launches import launches, pack_weights
 from tactics.problems.array_functions import bound
 from tactics.problems.problem import Problem
 from tactics.sampling.data import random_data, reference
-from tactics.step import Arg, Call, Launch
+from tactics.step import Arg, Call, CallArray, Launch
 from tactics.tactic import Tactic
 
 TOLERANCE = 2e-3  # the largest allowed relative_error: the output is rounded to FP16, FP32 sums have another order
@@ -81,9 +81,8 @@ def bind(gpu: Gpu, args: Sequence[Arg], at: Addresses) -> bytes:
 def run_call(gpu: Gpu, call: Call, at: Addresses) -> None:
     """Runs a library function on the arrays at these device addresses."""
 
-    def array(given: tuple[Arg, str, tuple[int, ...]]) -> Array:
-        arg, dtype, shape = given
-        return Array(at.of(arg), DTYPES[dtype], shape)
+    def array(given: CallArray) -> Array:
+        return Array(at.of(given.at), DTYPES[given.dtype], given.shape)
 
     function = bound(call.function, dict(call.attributes), call.part)
     gpu.call(function, [a and array(a) for a in call.ins], array(call.out), at.scratch.nonfinite)

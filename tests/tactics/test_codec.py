@@ -14,6 +14,8 @@ from tactics import codec as records
 from tactics.candidates import accepts, candidates
 from tactics.launches import pack_weights, section_bytes, tables
 from tactics.problems import codec
+from tactics.problems.convolution import with_epilogue
+from tactics.problems.epilogue import MaxPool
 from tactics.problems.problem import MoveProblem, PoolProblem
 from tactics.sampling.data import random_data
 from tests.problems import PROBLEMS, conv_case, pairs
@@ -32,6 +34,26 @@ def test_infinity_comes_back():
     problem = MoveProblem(1, 3, 4, 4, "window", (3, 6, 6), (0, -1, -1), fill=float("-inf"))
     data = codec.to_json(problem)
     assert data["fill"] == "-inf" and codec.from_json(data) == problem
+
+
+def test_a_max_pool_is_eight_numbers():
+    problem = with_epilogue(CONV, pool=MaxPool(window=(3, 2), stride=(2, 1), pad=(1, 0), out=(4, 5)))
+    data = codec.to_json(problem)
+    assert data["epilogue"]["pool"] == [3, 2, 2, 1, 1, 0, 4, 5] and "pool3,2,2,1,1,0,4,5" in str(problem)
+    assert codec.from_json(data) == problem and codec.from_json(data).epilogue.pool.window == (3, 2)
+    assert records.to_json(type(CONV), CONV, defaults=True)["epilogue"]["pool"] == []
+    data["epilogue"]["pool"] = []
+    assert codec.from_json(data) == CONV
+
+
+@pytest.mark.parametrize(
+    "numbers", [[3, 3, 2, 2, 1, 1], [3, 3, 2, 2, 1, 1, 4], [3, 3, 2, 2, 1, 1, 4, 4, 1, 1], [3, 3, 2, 2, 1, 1, 4, "4"], "none"]
+)
+def test_no_other_numbers_are_a_max_pool(numbers):
+    data = codec.to_json(CONV)
+    data["epilogue"]["pool"] = numbers
+    with pytest.raises(ValueError, match=r"epilogue\.pool: expected a list of 8 numbers"):
+        codec.from_json(data)
 
 
 @pytest.mark.parametrize(

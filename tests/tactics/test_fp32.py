@@ -14,6 +14,7 @@ from tactics.candidates import candidates, rejected
 from tactics.kernels import OF_FP32
 from tactics.launches import launches
 from tactics.predict import predict, predict_us
+from tactics.problems.epilogue import MaxPool
 from tactics.problems.problem import AnyProblem, ConcatProblem, ConvProblem
 from tactics.sampling.data import random_data, reference
 from tactics.step import linear
@@ -183,7 +184,7 @@ def test_names_and_reasons():
     assert [str(t.out) for t in tactics] == ["fp16:chw", "fp16:hwc8", "fp16:hwc16", "fp16:chw32", "fp32:chw"]
     assert all(Tactic.parse(t.name) == t and not t.sparse and str(t.ins[0]) == "fp32:chw" for t in tactics)
     assert not any(t.kernel == "conv_fp32" for t in candidates(problem, DEVICE))
-    pooled = conv_case(1, 3, 8, 8, 16, 3, 3, pool=(2, 2, 2, 2, 0, 0, 3, 3))
+    pooled = conv_case(1, 3, 8, 8, 16, 3, 3, pool=MaxPool((2, 2), (2, 2), (0, 0), (3, 3)))
     assert not candidates(pooled, DEVICE, ("fp32", "fp16"))
     assert "no max pool in its stores in FP32" in [str(why) for _, why in rejected(pooled, DEVICE, ("fp32", "fp16"))]
 

@@ -10,6 +10,7 @@ from cuda_kernels.device import named
 from cuda_kernels.rates import RATES, rates
 from tactics.candidates import candidates
 from tactics.predict import predict_us
+from tactics.problems.epilogue import MaxPool
 from tactics.problems.problem import BackToBackProblem, ConvProblem, ConvTransposeProblem
 from tactics.roofline import RESOLUTION_US, Counts, _needs, floors, least_us, moved_us, predicted
 from tests.problems import PROBLEMS, conv_case
@@ -33,7 +34,7 @@ H200 = named("h200")
         # a residual is read whole; two groups have half the products
         (conv_case(1, 8, 4, 4, 8, 1, 1, stride=(2, 1), groups=2, residual=True), 8 * 2 * 4, 8 * 4 * 2 * 4, 8 * 4),
         # a pool of 1 x 1, stride 2, takes rows and columns 0, 2 of a 3x3 convolution without padding on 5: rows 0 to 4
-        (conv_case(1, 3, 5, 5, 8, 3, 3, pool=(1, 1, 2, 2, 0, 0, 2, 2)), 3 * 25, 8 * 3 * 9 * 4, 8 * 3 * 9),
+        (conv_case(1, 3, 5, 5, 8, 3, 3, pool=MaxPool((1, 1), (2, 2), (0, 0), (2, 2))), 3 * 25, 8 * 3 * 9 * 4, 8 * 3 * 9),
         # kernel 2, stride 2, its first row and column cut: 1 + 2 * 3 pairs of input row and tap remain
         (ConvTransposeProblem(1, 4, 4, 4, 4, 2, 2, (7, 7), (2, 2), (1, 1)), 4 * 16, 4 * 4 * 7 * 7, 4 * 4 * 4),
         # two rows of output need the first input row only

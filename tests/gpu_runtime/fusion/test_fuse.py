@@ -5,6 +5,7 @@ import pytest
 
 from gpu_runtime.errors import ModelError
 from gpu_runtime.network import exists
+from tactics.problems.epilogue import MaxPool
 from tactics.problems.problem import ConvProblem
 from tactics.problems.protocol import Feature
 from tests.reference_run import check_against_ort, choices, feeds_for, given_model, model, network, node, ort_run, run
@@ -175,7 +176,8 @@ def test_the_pool_after_a_stem_is_an_alternative():
     net = check_against_ort(model([conv("x", "w", "a"), node("Relu", "a", "r"), pool], {"x": (2, 3, 9, 12)}, "y", w), 1e-5)
     assert net.groups == (("y", ("apart", "into a")),)
     assert [op.name for op in net.ops] == ["a + r", "y", "a + r + y"]
-    assert net.ops[2].problem.epilogue.pool == (3, 3, 2, 2, 1, 1, 5, 6) and net.ops[2].layer == net.ops[0].layer == "a"
+    assert net.ops[2].problem.epilogue.pool == MaxPool((3, 3), (2, 2), (1, 1), (5, 6))
+    assert net.ops[2].layer == net.ops[0].layer == "a"
     wide = {"w": rng.standard_normal((8, 8, 3, 3)).astype(np.float32)}
     assert not network(model([conv("x", "w", "r"), pool], {"x": (2, 8, 9, 12)}, "y", wide)).groups
     read_twice = [conv("x", "w", "r"), pool, node("Relu", "r", "z")]

@@ -173,7 +173,7 @@ def test_a_library_function_reads_and_writes_what_its_layer_says():
     (i,) = (i for i, layer in enumerate(plan.layers) if layer.type == "library")
     (step,) = (s for s in plan.steps if s.covers == (i,))
     (x,), (y,) = plan.layers[i].inputs, plan.layers[i].outputs
-    assert [a[:2] for a in step.args if a] == [("arena", x.offset), ("arena", y.offset)]
+    assert [a.at for a in step.args if a] == [("arena", x.offset), ("arena", y.offset)]
 
 
 def test_an_engine_says_whether_it_was_checked(tmp_path, capsys):

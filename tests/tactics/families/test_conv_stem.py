@@ -18,6 +18,7 @@ from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
 from tactics.predict import predict_us
 from tactics.problems.convolution import with_epilogue
+from tactics.problems.epilogue import MaxPool
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, PoolProblem, ReformatProblem
 from tactics.roofline import resident
@@ -181,11 +182,17 @@ def test_compiles_without_spills(tile, sm):
 # ---- a max pool in the epilogue
 
 POOLED = {
-    "resnet50": conv_case(1, 3, 45, 61, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 12, 16)),
-    "squeezenet": conv_case(2, 3, 37, 50, 64, 3, 3, (2, 2), bias=True, act=RELU, pool=(3, 3, 2, 2, 0, 0, 8, 11)),
-    "ceil": conv_case(1, 3, 21, 21, 70, 3, 3, bias=True, act=RELU, pool=(3, 3, 2, 2, 0, 0, 9, 9)),
-    "apart": conv_case(1, 1, 20, 22, 64, 5, 5, pad=(2, 2, 2, 2), bias=True, act=SIGMOID, pool=(2, 2, 2, 2, 0, 0, 10, 11)),
-    "negative": conv_case(1, 4, 16, 17, 128, 3, 3, pad=(1, 1, 1, 1), bias=True, act=PRELU, pool=(3, 2, 1, 2, 1, 0, 16, 8)),
+    "resnet50": conv_case(
+        1, 3, 45, 61, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=MaxPool((3, 3), (2, 2), (1, 1), (12, 16))
+    ),
+    "squeezenet": conv_case(2, 3, 37, 50, 64, 3, 3, (2, 2), bias=True, act=RELU, pool=MaxPool((3, 3), (2, 2), (0, 0), (8, 11))),
+    "ceil": conv_case(1, 3, 21, 21, 70, 3, 3, bias=True, act=RELU, pool=MaxPool((3, 3), (2, 2), (0, 0), (9, 9))),
+    "apart": conv_case(
+        1, 1, 20, 22, 64, 5, 5, pad=(2, 2, 2, 2), bias=True, act=SIGMOID, pool=MaxPool((2, 2), (2, 2), (0, 0), (10, 11))
+    ),
+    "negative": conv_case(
+        1, 4, 16, 17, 128, 3, 3, pad=(1, 1, 1, 1), bias=True, act=PRELU, pool=MaxPool((3, 2), (1, 2), (1, 0), (16, 8))
+    ),
 }
 
 
@@ -204,7 +211,7 @@ def test_blocks_take_tiles_in_turn_as_evenly_as_they_can(out, sms, monkeypatch):
     check(problem, tactic, DEVICE)
 
 
-SHARED = conv_case(10, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, pool=(3, 3, 2, 2, 1, 1, 56, 56))
+SHARED = conv_case(10, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, pool=MaxPool((3, 3), (2, 2), (1, 1), (56, 56)))
 
 
 def shares(tactic):
@@ -253,7 +260,7 @@ def test_maxima_are_stored_and_the_convolution_is_not(name):
 def test_pooling_in_the_epilogue_saves_the_convolutions_bytes():
     """ResNet-50's stem: what is moved is image and maxima; apart, the convolution's result goes out and comes back."""
     whole = conv_case(1, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU)
-    pooled = with_epilogue(whole, pool=(3, 3, 2, 2, 1, 1, 56, 56))
+    pooled = with_epilogue(whole, pool=MaxPool((3, 3), (2, 2), (1, 1), (56, 56)))
     tactic = min(
         (t for t in candidates(pooled, DEVICE) if str(t.ins[0]) == "fp32:chw" and t.out == HWC8),
         key=lambda t: predict_us(pooled, t, DEVICE),

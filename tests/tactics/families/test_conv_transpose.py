@@ -187,7 +187,7 @@ def test_counters_residual_and_orders(kernel):
         assert_right(p, tactic, got, expected)
         assert np.array_equal(got, run(p, tactic, [x, res], weights, async_mode="late", seed=2)[0])
         assert len(stats) == 4
-        for (conv, *_), s in zip(phases(p), stats, strict=True):
+        for conv, s in zip((phase.conv for phase in phases(p)), stats, strict=True):
             assert (conv.r, conv.s) == (2, 2)
             tiles = -(-padded_channels(y, p.k) // TILE.m) * -(-(p.n * 5 * 7) // TILE.n)
             useful = tiles * padded_k(conv) * TILE.m * TILE.n // (16 * 8 * (32 if tactic.sparse else 16))
@@ -201,7 +201,7 @@ def test_phases_hold_every_tap_once():
         ConvTransposeProblem(1, 8, 4, 4, 8, 5, 3, (13, 9), (3, 2), (0, 1), (1, 1)),
         ConvTransposeProblem(1, 8, 4, 4, 8, 3, 3, (11, 11), (2, 2), (0, 0), (2, 2)),
     ):
-        pairs = [(r, s) for _, _, rows, columns in phases(p) for r in rows for s in columns]
+        pairs = [(r, s) for phase in phases(p) for r in phase.rows for s in phase.columns]
         real = [pair for pair in pairs if min(pair) >= 0]
         assert sorted(real) == sorted((r, s) for r in range(p.r) for s in range(p.s))
 

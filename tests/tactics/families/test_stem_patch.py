@@ -16,6 +16,7 @@ from tactics.format import Format
 from tactics.launches import launches
 from tactics.predict import predict_us
 from tactics.problems.convolution import with_epilogue
+from tactics.problems.epilogue import MaxPool
 from tactics.problems.pointwise_ops import Activation
 from tactics.sampling.data import random_data
 from tactics.tactic import Tactic
@@ -26,9 +27,16 @@ pytestmark = pytest.mark.slow
 
 DEVICE = named("h200")
 RELU, SIGMOID, PRELU = Activation("relu"), Activation("sigmoid"), Activation("prelu")
-RESNET = conv_case(32, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=(3, 3, 2, 2, 1, 1, 56, 56))
-SMALL = replace(with_epilogue(RESNET, pool=(3, 3, 2, 2, 1, 1, 24, 12)), n=3, h=95, w=46)
-POOLS = ((3, 3, 2, 2, 1, 1), (2, 2, 2, 2, 0, 0), (3, 2, 1, 2, 1, 0), (4, 3, 2, 1, 2, 1))
+RESNET = conv_case(
+    32, 3, 224, 224, 64, 7, 7, (2, 2), (3, 3, 3, 3), bias=True, act=RELU, pool=MaxPool((3, 3), (2, 2), (1, 1), (56, 56))
+)
+SMALL = replace(with_epilogue(RESNET, pool=MaxPool((3, 3), (2, 2), (1, 1), (24, 12))), n=3, h=95, w=46)
+POOLS = (
+    ((3, 3), (2, 2), (1, 1)),
+    ((2, 2), (2, 2), (0, 0)),
+    ((3, 2), (1, 2), (1, 0)),
+    ((4, 3), (2, 1), (2, 1)),
+)
 
 
 def stem(x="fp32:chw", y="hwc8", tile=IN_PLACE):
@@ -49,8 +57,8 @@ def drawn(seed):
     stride, pool = (r.choice((1, 2, 3)), 2), r.choice(POOLS)
     act = r.choice((RELU, SIGMOID, PRELU))
     plain = conv_case(r.randrange(1, 4), c, h, w, r.choice((40, 64, 100, 130)), rows, columns, stride, pads, bias=True, act=act)
-    sizes = ((size + 2 * p - k) // s + 1 for size, k, s, p in zip(plain.out_shape[2:], pool, pool[2:], pool[4:], strict=False))
-    problem = with_epilogue(plain, pool=(*pool, *sizes))
+    sizes = tuple((size + 2 * p - k) // s + 1 for size, k, s, p in zip(plain.out_shape[2:], *pool, strict=True))
+    problem = with_epilogue(plain, pool=MaxPool(*pool, sizes))
     tactic = stem(r.choice(("fp32:chw", "fp16:chw", "uint8:hwc", "fp16:hwc")), r.choice(("hwc8", "hwc16", "chw32")))
     return problem, tactic, r.choice((1, 2, 132))
 
@@ -103,7 +111,7 @@ def test_what_is_not_finite_stays_in_its_windows(at, sms, monkeypatch):
     clean = x.copy()
     clean[1, 2, *at] = 0
     expected = execute(Emulated(DEVICE), SMALL, stem(), [clean], weights)
-    i, j = (np.arange(size) * 4 for size in SMALL.epilogue.pool[6:])  # first row of a pool's window in x: 2 * (2 * i - 1) - 3
+    i, j = (np.arange(size) * 4 for size in SMALL.epilogue.pool.out)  # first row of a pool's window in x: 2 * (2 * i - 1) - 3
     sees = np.outer((at[0] >= i - 5) & (at[0] <= i + 5), (at[1] >= j - 5) & (at[1] <= j + 5))
     assert sees.any() and np.array_equal(got[[0, 2]], expected[[0, 2]])
     assert np.array_equal(got[1][:, ~sees], expected[1][:, ~sees])
@@ -112,7 +120,11 @@ def test_what_is_not_finite_stays_in_its_windows(at, sms, monkeypatch):
 def test_where_it_can_run():
     assert stem() in candidates(RESNET, DEVICE)
     assert accepts(replace(RESNET, n=5), stem(), DEVICE)
-    elsewhere = [(RESNET, named("a100")), (with_epilogue(RESNET, pool=()), DEVICE), (replace(RESNET, dilation=(2, 1)), DEVICE)]
+    elsewhere = [
+        (RESNET, named("a100")),
+        (with_epilogue(RESNET, pool=None), DEVICE),
+        (replace(RESNET, dilation=(2, 1)), DEVICE),
+    ]
     elsewhere += [
         (replace(RESNET, **other), DEVICE) for other in ({"c": 2}, {"s": 5}, {"stride": (2, 1)}, {"pad": (3, 2, 3, 2)})
     ]
