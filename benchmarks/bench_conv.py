@@ -17,7 +17,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -289,20 +289,19 @@ def summary(rows: list[dict], batches) -> dict:
     return result
 
 
-def table(rows: list[dict]) -> str:
+def table(data: dict[str, Any]) -> Iterator[str]:
     def us(row, kind):
         return f"{row[kind]['us']:9.2f}" if kind in row else "        -"
 
     def ratio(row, key):
         return f"{row[key]:6.2f}" if row.get(key) else "     -"
 
-    lines = [f"{'us':20}{'batch':>6}{'dense':>9}{'2:4':>9}{'cudnn+br':>9}{'cudnn':>9}{'d/cu':>6}{'s/cu':>6}{'roof':>6}"]
-    for r in rows:
-        lines.append(
+    yield f"{'us':20}{'batch':>6}{'dense':>9}{'2:4':>9}{'cudnn+br':>9}{'cudnn':>9}{'d/cu':>6}{'s/cu':>6}{'roof':>6}"
+    for r in data["rows"]:
+        yield (
             f"{r['shape']:20}{r['batch']:6}{us(r, 'dense')}{us(r, 'sparse')}{us(r, 'cudnn_fused')}{us(r, 'cudnn_plain')}"
             f"{ratio(r, 'dense_vs_cudnn')}{ratio(r, 'sparse_vs_cudnn')}{ratio(r, 'dense_of_roofline')}"
         )
-    return "\n".join(lines)
 
 
 def order(batches) -> list[tuple[str, int]]:
@@ -381,7 +380,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def tell(result: dict[str, Any], asked: int) -> None:
     """Prints the results; `asked`: the number of shapes and batches that were requested."""
-    print(table(result["rows"]))
+    print("\n".join(table(result)))
     if result["left_out"]:
         print(f"{len(result['left_out'])} of {asked} left out for lack of time: {'; '.join(result['left_out'][:6])}; ...")
     for name, text in result["errors"].items():

@@ -65,31 +65,39 @@ def read(path: Path) -> dict[str, Any]:
 
 OURS = ("dense_predicted", "dense_measured", "sparse_predicted", "sparse_measured", "whole_predicted")
 THEIRS = ("torch", "torch_compiled")
-TITLES = ("dense p", "dense m", "2:4 p", "2:4 m", "whole", "PyTorch", "compiled", "plan", "2:4", "gain", "error")
+TITLES = ("dense", "dense m", "2:4", "2:4 m", "whole", "PyTorch", "compiled", "plan", "d/2:4", "gain", "error")
 
 
 def networks(data: dict[str, Any]) -> Iterator[str]:
-    """Yields the table of a result of benchmarks.bench_networks: our engines by predicted (p) and by measured times (m), beside
-    PyTorch's two. `plan`: the sum of the fastest plan's layers; `2:4`: dense over 2:4, the best of each; `gain`: the faster of
-    PyTorch's over ours; `error`: the largest beside onnxruntime, where outputs were judged.
+    """Yields the table of a result of benchmarks.bench_networks: our engines planned by predicted and by measured (m) times,
+    beside PyTorch's two. `plan`: the sum of the fastest plan's layers; `d/2:4`: dense over 2:4, the best of each; `gain`: the
+    faster of PyTorch's over ours; `error`: the largest beside onnxruntime, where outputs were judged. Columns without a number
+    are left out.
     """
-    yield f"{'network':22} {'batch':>5} {' '.join(f'{t:>8}' for t in TITLES)}"
-    for row in data["rows"]:
-        us = {kind: row[kind]["us"] for kind in (*OURS, *THEIRS) if kind in row and "us" in row[kind]}
-        ours = {kind: us[kind] for kind in OURS if kind in us}
-        best = min(ours, key=ours.__getitem__, default="")
-        dense, sparse, theirs = (min([us[k] for k in of if k in us], default=math.nan) for of in (OURS[:2], OURS[2:4], THEIRS))
-        numbers = [us.get(kind, math.nan) for kind in (*OURS, *THEIRS)] + [row[best]["planned_us"] if best else math.nan]
-        cells = [f"{n:8.1f}" for n in numbers] + [f"{n:8.2f}" for n in (dense / sparse, theirs / us.get(best, math.nan))]
-        cells.append(f"{max([e for e in map(error, map(row.get, ours)) if e == e], default=math.nan):8.1e}")
-        yield f"{row['network']:22} {row['batch']:5} " + " ".join(f"{'-':>8}" if c.strip() == "nan" else c for c in cells)
+    rows = [numbers(row) for row in data["rows"]]
+    wanted = [i for i in range(len(TITLES)) if any(of[i].strip() != "nan" for of in rows)]
+    yield f"{'network':22} {'batch':>5} " + " ".join(f"{TITLES[i]:>8}" for i in wanted)
+    for row, cells in zip(data["rows"], rows, strict=True):
+        yield f"{row['network']:22} {row['batch']:5} " + " ".join(cells[i].replace("nan", "  -") for i in wanted)
         yield from (f"  FAILED {kind}: {why[:160]}" for kind, why in row.get("failed", {}).items())
         timed = f"{row.get('tactics timed', 0)} tactics of {row.get('problems', 0)} problems timed until then"
-        for kind in (k for k in ours if k.endswith("_measured")):
-            sums = f"plan {row[kind]['planned_us']:.1f} us, graph {us[kind]:.1f}"
+        for kind in (k for k in OURS if k.endswith("_measured") and k in row):
+            sums = f"plan {row[kind]['planned_us']:.1f} us, graph {row[kind]['us']:.1f}"
             yield f"  {kind}: built in {row[kind]['build_s']:.0f} s, {timed}; {sums}"
             for op, before, after in row[kind].get("replaced", ()):
                 yield f"    {op}: another tactic than alone, the whole took {before:.1f}, then {after:.1f} us"
+
+
+def numbers(row: dict[str, Any]) -> list[str]:
+    """Returns a network's cells, in the order of TITLES."""
+    us = {kind: row[kind]["us"] for kind in (*OURS, *THEIRS) if kind in row and "us" in row[kind]}
+    ours = {kind: us[kind] for kind in OURS if kind in us}
+    best = min(ours, key=ours.__getitem__, default="")
+    dense, sparse, theirs = (min([us[k] for k in of if k in us], default=math.nan) for of in (OURS[:2], OURS[2:4], THEIRS))
+    times = [us.get(kind, math.nan) for kind in (*OURS, *THEIRS)] + [row[best]["planned_us"] if best else math.nan]
+    ratios = dense / sparse, theirs / us.get(best, math.nan)
+    worst = max([e for e in (error(row[kind]) for kind in ours) if e == e], default=math.nan)
+    return [f"{n:8.1f}" for n in times] + [f"{n:8.2f}" for n in ratios] + [f"{worst:8.1e}"]
 
 
 def error(of: dict[str, Any]) -> float:
@@ -108,19 +116,12 @@ def older_networks(data: dict[str, Any]) -> Iterator[str]:
     yield from (f"{row['network']}: {line(row)}" for row in data["networks"])
 
 
-def convolutions(data: dict[str, Any]) -> Iterator[str]:
-    from benchmarks.bench_conv import table
-
-    yield table(data["rows"])
-
-
 # The tables of rows whose module has none of its own for a result of theirs.
 TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "benchmarks.bench_networks": networks,
     "benchmarks.experiments.hardware_tests": lambda data: iter([data["last_line"]]),
     "benchmarks.experiments.right": right,
     "benchmarks.gpu_networks": older_networks,
-    "benchmarks.bench_conv": convolutions,
 }
 
 
