@@ -54,12 +54,15 @@ TORCHVISION = {"tv_resnext50": "resnext50_32x4d"}  # other networks have their n
 
 
 class Wanted(NamedTuple):
-    """An engine to build. `device`: the device of predicted times, None to measure times."""
+    """An engine to build. `device`: the device of predicted times, None to measure times; `judged`: its outputs are compared,
+    so it has the model's weights.
+    """
 
     name: str
     batch: int
     kind: str
     device: str | None
+    judged: bool = False
 
     @property
     def label(self) -> str:
@@ -71,7 +74,7 @@ class Wanted(NamedTuple):
     @property
     def plan(self) -> bytes | None:
         """Returns its plan without weights, if `make gpu-pack` packed it."""
-        return stored.packed(self.device, self.name, self.batch, self.kind) if self.device else None
+        return stored.packed(self.device, self.name, self.batch, self.kind) if self.device and not self.judged else None
 
     def model(self, folder: Path) -> Path:
         """Returns the file of the model that the engine computes, in `folder`."""
@@ -297,11 +300,11 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def begin(todo: Sequence[Row], device: str, folder: Path, pool: Executor) -> dict[Wanted, Future[float]]:
+def begin(todo: Sequence[Row], device: str, folder: Path, pool: Executor, judged: bool) -> dict[Wanted, Future[float]]:
     """Starts the builds of engines with predicted times in several processes, in the order of the rows; returns the future
     seconds of each.
     """
-    wanted = [Wanted(row.name, row.batch, kind, device) for row in todo for kind in row.kinds]
+    wanted = [Wanted(row.name, row.batch, kind, device, judged) for row in todo for kind in row.kinds]
     return {w: pool.submit(build, w, folder, None, None) for w in wanted}
 
 
@@ -340,7 +343,7 @@ def all_rows(todo: Sequence[Row], args, folder: Path, device: str) -> int:
     begun, kept = time.monotonic(), dict[str, np.ndarray]()
     data: dict[str, Any] = hardware.header(current()) | {"what": __doc__, "small": args.small, "rows": [], "left_out": []}
     with processes.pool(min(12, os.cpu_count() or 1)) as pool:
-        waiting = begin(todo if "predicted" in args.plans else [], device, folder, pool)
+        waiting = begin(todo if "predicted" in args.plans else [], device, folder, pool, args.judge)
         for row in todo:
             if time.monotonic() - begun > args.seconds:
                 data["left_out"].append(f"{row.name}:{row.batch}")
@@ -383,7 +386,9 @@ def main() -> int:
             return all_rows(todo, args, folder, hardware.named_like(current().title))
         with processes.pool(os.cpu_count() or 1) as pool:
             failed: dict[str, str] = {}
-            done = [e for w, f in begin(todo, args.build_only, folder, pool).items() for e in built(w, f.result, failed)]
+            done = [
+                e for w, f in begin(todo, args.build_only, folder, pool, args.judge).items() for e in built(w, f.result, failed)
+            ]
         print(f"{len(done)} engines built in {time.monotonic() - begun:.0f} s", *failed.values(), sep="\n", flush=True)
         return 1 if failed else 0
 

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from benchmarks.bench_networks import Row, row_of
+from benchmarks.bench_networks import Row, Wanted, row_of
+from benchmarks.experiments import stored
 from tests.conftest import ROOT
 
 
@@ -24,3 +25,10 @@ def test_the_command_ends_with_2():
     command = [sys.executable, "-m", "benchmarks.bench_networks", "resnet50"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 2 and run.stderr.startswith("error: 'resnet50': expected NAME:BATCH")
+
+
+def test_a_judged_engine_has_the_models_weights(monkeypatch):
+    """A packed plan has none; outputs of drawn weights are nobody's."""
+    monkeypatch.setattr(stored, "packed", lambda *of: b"packed")
+    assert Wanted("resnet50", 1, "dense", "h200").plan == b"packed"
+    assert Wanted("resnet50", 1, "dense", "h200", judged=True).plan is Wanted("resnet50", 1, "dense", None).plan is None
