@@ -18,13 +18,14 @@ import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError
-from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, SINGLE, Network, Op, exists
+from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, SINGLE, Network, Op
 from gpu_runtime.precision import constants, execution
 from gpu_runtime.precision.constants import HIGH
 from gpu_runtime.precision.execution import too_large
 from gpu_runtime.runtime.findings import Compared
 from gpu_runtime.text import not_finite
 from tactics import fp32
+from tactics.planner.graph import holds
 from tactics.planner.grouping import Together
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
@@ -240,7 +241,7 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
         if isinstance(op.problem, ViewProblem) and len(tensors) == 2:
             both = same[tensors[0]] | same[tensors[1]]
             same.update(dict.fromkeys(both, both))
-        elif not isinstance(op.problem, LibraryProblem) and exists(op, choice) and (why := fp32.reason(op.problem)):
+        elif not isinstance(op.problem, LibraryProblem) and holds(op.when, choice) and (why := fp32.reason(op.problem)):
             against |= dict.fromkeys(tensors, f"{op.name}: {why}")
     wide: dict[str, str] = {}
     stuck: dict[str, str] = {}
