@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 
@@ -60,8 +59,8 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
     has along r, along s; -1: a tap of zeros).
     """
     rows, columns = (
-        [_taps(i, axis) for i in range(min(axis.stride, axis.out))]  # phases beyond the output are empty
-        for axis in map(_Axis, p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out)
+        [_taps(i, stride, out, *of_axis) for i in range(min(stride, out))]  # phases beyond the output are empty
+        for stride, out, *of_axis in zip(p.stride, p.out, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), strict=True)
     )
     result: list[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]]] = []
     for i, row in enumerate(rows):
@@ -87,26 +86,15 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
     return tuple(result)
 
 
-class _Axis(NamedTuple):
-    """The sizes of a transposed convolution along rows or columns. `size`: of the filter; `image`, `out`: of input and
-    output."""
-
-    stride: int
-    pad: int
-    dilation: int
-    size: int
-    image: int
-    out: int
-
-
-def _taps(phase: int, axis: _Axis) -> tuple[tuple[int, ...], int, int, int] | None:
+def _taps(
+    phase: int, stride: int, out: int, pad: int, dilation: int, size: int, image: int
+) -> tuple[tuple[int, ...], int, int, int] | None:
     """Returns (taps, dilation, padding before, padding after) of the convolution that computes the outputs phase, phase +
     stride, ... along an axis; None if there are none. Negative padding leaves input pixels out.
 
-    With 4 taps, stride 2 and padding 1, output 0 is tap 3 of input pixel -1 (padding) plus tap 1 of pixel 0: phase 0 has taps
-    (3, 1).
+    `size`: of the filter; `image`, `out`: of input and output. With 4 taps, stride 2 and padding 1, output 0 is tap 3 of input
+    pixel -1 (padding) plus tap 1 of pixel 0: phase 0 has taps (3, 1).
     """
-    stride, pad, dilation, size, image, out = axis
     count = -(-(out - phase) // stride)
     if count < 1:
         return None
