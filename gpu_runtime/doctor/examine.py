@@ -14,7 +14,7 @@ from typing import Any
 from cuda_kernels.compile import CompileError, compile_kernel, virtual
 from cuda_kernels.device import Device
 from gpu_runtime.doctor import known_failures
-from gpu_runtime.doctor.cases import Case, cases, kernels_of
+from gpu_runtime.doctor.cases import Case, cases
 from gpu_runtime.doctor.host import Status, Verdict, caches, compiler, emulator, versions, without_folders
 from gpu_runtime.doctor.known_failures import Failure
 from gpu_runtime.doctor.measured_rates import RATES, Rate, rate
@@ -24,6 +24,7 @@ from tactics.kernels import KERNELS
 from tactics.launches import Binary, binaries
 from tactics.measure import timing
 from tactics.measure.child import Child, command_of
+from tactics.planner.grouping import grouped
 from tactics.problems import codec
 
 WORKER = command_of("gpu_runtime.doctor.worker")
@@ -165,7 +166,7 @@ def examine(
         emulated,
         versions() | {k: str(v) for k, v in hello.get("facts", {}).items()},
         tuple(checks),
-        tuple(Family(k, tuple(o for o in outcomes if o.case.kernel == k)) for k in kernels_of(o.case for o in outcomes)),
+        tuple(Family(k, tuple(of)) for k, of in grouped((o.case.kernel, o) for o in outcomes).items()),
         rates,
         limit_s,
         time.monotonic() - begun,

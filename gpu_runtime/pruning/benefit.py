@@ -92,7 +92,7 @@ class Forecast(Shown):
             "now_us": now,
             "dense_us": dense_us(outlook),
             "library_us": library.us if library else None,
-            "fastest_dense_us": fastest_dense_us(outlook),
+            "fastest_dense_us": fastest_dense_us(outlook, dense_us(outlook)),
             "gain_over_now": now / total if total else None,
             "gain_over_library": library.us / total if library and total else None,
             "gain": self.gain,

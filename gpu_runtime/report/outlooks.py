@@ -10,6 +10,7 @@ from gpu_runtime.explain.figures import (
     PREDICTED,
     RESOURCES,
     dense_us,
+    fastest_dense_us,
     held_text,
     pruned_outlook,
     pruning_text,
@@ -45,14 +46,6 @@ def dense(p: Outlook) -> float:
     the plan without sparse kernels.
     """
     return p.if_pruned.now_us if p.if_pruned else dense_us(p)
-
-
-def fastest_dense(p: Outlook) -> float:
-    """Returns the microseconds per batch of the fastest dense plan: our plan, or the estimate with a library's kernels if it is
-    less.
-    """
-    library = shown(p).solution.rivals.library
-    return min(dense(p), library.us) if library else dense(p)
 
 
 def series(plans: Sequence[Outlook]) -> tuple[tuple[str, Get], ...]:
@@ -142,7 +135,7 @@ def _batch_table(plans: Sequence[Outlook]) -> list[str]:
             _us(shown(p).solution.total_us, unit=""),
             *(_us(None if (us := get(p)) is None else us / p.batch, unit="") for _, get in columns),
             _picks(shown(p)),
-            *(ratio_text(us / shown(p).solution.total_us) for us in (dense(p), fastest_dense(p))),
+            *(ratio_text(us / shown(p).solution.total_us) for us in (dense(p), fastest_dense_us(shown(p), dense(p)))),
         ]
         for of in by_device(plans).values()
         for p in of
