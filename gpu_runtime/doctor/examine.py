@@ -39,16 +39,6 @@ EMULATED_CHECKS = ("dependent launches",)
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
-    """The process that runs the cases. `command`: its command line; `hang_s`: it counts as hung after these seconds without an
-    answer.
-    """
-
-    command: Sequence[str] = WORKER
-    hang_s: float = HANG_S
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of one case. `why`: the reason if it failed or is untested; `error_of`: the relative error if it passed.
 
@@ -130,19 +120,18 @@ def examine(
     kernels: Sequence[str] = (),
     limit_s: float = 60.0,
     progress: Listener = ignore,
-    child: Process = Process(),
+    command: Sequence[str] = WORKER,
+    hang_s: float = HANG_S,
 ) -> Examination:
     """Examine this machine's GPU and return the result; failures on a GPU are recorded, so that builds leave these kernels out.
 
     `planned`: the device that is examined in the emulator if `emulated`, or for which the checks that need no GPU run if the
     machine has no GPU. `kernels`: the names of the kernels to examine; () for all. `limit_s`: seconds for the whole
-    examination; cases beyond it are untested. `child`: the process that runs the cases. Raises ValueError if a kernel needs
-    another architecture.
+    examination; cases beyond it are untested. `command`: of the process that runs the cases; it counts as hung after
+    `hang_s` seconds without an answer. Raises ValueError if a kernel needs another architecture.
     """
     begun = time.monotonic()
-    patient = _Patient(
-        (*child.command, *([planned.name] if emulated else ())), begun + limit_s, child.hang_s * (4 if emulated else 1)
-    )
+    patient = _Patient((*command, *([planned.name] if emulated else ())), begun + limit_s, hang_s * (4 if emulated else 1))
     hello = patient.start()
     device = records.from_json(Device, hello["device"]) if "device" in hello else planned
     no_gpu = without_folders(str(hello.get("none") or hello.get("error") or ""))
