@@ -13,7 +13,6 @@ from tactics.problems.pointwise_ops import NONE, Activation
 from tactics.problems.prologue import Prologue
 from tactics.problems.protocol import Feature, OneTensor, Problem, Shape4
 
-Pair = tuple[int, int]
 MOST_GATHERED = 1 << 21  # elements of the gathered matrix in window_sums: 8 MB
 
 
