@@ -33,12 +33,12 @@ from gpu_runtime.planning import io_formats
 from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.precision import ranges
 from gpu_runtime.progress import LOGGER, Progress, compiling, logged, report
-from gpu_runtime.runtime.findings import Solution, SparsityRecord
+from gpu_runtime.runtime.findings import RangeRecord, Solution, SparsityRecord
 from gpu_runtime.runtime.plan_record import Flags, Model, Outlook, Profile
 from gpu_runtime.text import WIDTH
 
 Explained = tuple[SparsityRecord, Solution]
-Fitted = tuple[Network, ranges.Ranges, Any]  # a network, its tensors' ranges, and the calibration input at its size
+Fitted = tuple[Network, RangeRecord, Any]  # a network, its tensors' ranges, and the calibration input at its size
 
 
 def build(model: ModelLike, options: BuildOptions) -> Engine:

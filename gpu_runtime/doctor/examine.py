@@ -120,17 +120,16 @@ def examine(
     kernels: Sequence[str] = (),
     limit_s: float = 60.0,
     progress: Listener = ignore,
-    command: Sequence[str] = WORKER,
-    hang_s: float = HANG_S,
+    child: tuple[Sequence[str], float] = (WORKER, HANG_S),
 ) -> Examination:
     """Examine this machine's GPU and return the result; failures on a GPU are recorded, so that builds leave these kernels out.
 
     `planned`: the device that is examined in the emulator if `emulated`, or for which the checks that need no GPU run if the
     machine has no GPU. `kernels`: the names of the kernels to examine; () for all. `limit_s`: seconds for the whole
-    examination; cases beyond it are untested. `command`: of the process that runs the cases; it counts as hung after
-    `hang_s` seconds without an answer. Raises ValueError if a kernel needs another architecture.
+    examination; cases beyond it are untested. `child`: the command of the process that runs the cases, and the seconds
+    without an answer after which it counts as hung. Raises ValueError if a kernel needs another architecture.
     """
-    begun = time.monotonic()
+    begun, (command, hang_s) = time.monotonic(), child
     patient = _Patient((*command, *([planned.name] if emulated else ())), begun + limit_s, hang_s * (4 if emulated else 1))
     hello = patient.start()
     device = records.from_json(Device, hello["device"]) if "device" in hello else planned

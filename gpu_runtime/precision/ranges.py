@@ -12,7 +12,7 @@ FP32 kernels (tactics.fp32).
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, SINGLE, Ne
 from gpu_runtime.precision import constants, execution
 from gpu_runtime.precision.constants import HIGH
 from gpu_runtime.precision.execution import too_large
-from gpu_runtime.runtime.findings import Compared
+from gpu_runtime.runtime.findings import RangeRecord
 from gpu_runtime.text import not_finite
 from tactics import fp32
 from tactics.planner.graph import holds
@@ -45,6 +45,7 @@ from tactics.problems.reductions import NormalizeProblem, ReduceProblem
 ROOM = FP16_MAX / 4  # limit of a tensor on the sample after scaling
 FP32_ROUNDS = 2.0**128 * (1 - 2.0**-12)  # rounds to 2^128 with FP16's 11 bits, as do masks of FP32's minimum
 LOST = 2.0**-12  # of the largest weight: the loss allowed for weights that scaling makes subnormal
+NOT_CHECKED = "not checked"  # begins the source of ranges that no run gave
 ONE_SCALE = (PoolProblem, MoveProblem, ConcatProblem, GatherProblem, ResizeProblem, ViewProblem)
 
 
@@ -53,32 +54,13 @@ Smaller = Callable[[bool], Network | None]
 Known = dict[tuple[tuple[int, ...], ...], tuple[dict[str, float] | None, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Ranges:
-    """The findings. `source`: the inputs of the run or, if not `seen`, why none took place. `high`: (tensor, largest magnitude)
-    of all above HIGH; `exponents`: e of every scaled tensor; `single`: (tensor, sentence with the reason) of FP32 tensors;
-    `stuck`: (tensor, why it cannot be FP32) of tensors that still exceed FP16; `masked`: tensors in which -infinity is a
-    mask. `compared`: the comparison of the plan with FP32 on a calibration input (gpu_runtime.deviations), or why it did not
-    run.
-    """
-
-    source: str
-    seen: bool = True
-    high: tuple[tuple[str, float], ...] = ()
-    exponents: Mapping[str, int] = field(default_factory=dict)
-    single: tuple[tuple[str, str], ...] = ()
-    stuck: tuple[tuple[str, str], ...] = ()
-    masked: tuple[str, ...] = ()
-    compared: Compared | None = None
-
-
 def fit(
     network: Network,
     calibration: Mapping[str, np.ndarray] | None = None,
     smaller: Smaller = lambda images: None,
     maskable: Container[str] = (),
     earlier: Known | None = None,
-) -> tuple[Network, Ranges]:
+) -> tuple[Network, RangeRecord]:
     """Returns the network with tensors in FP16's range as far as possible, and the findings.
 
     `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1. Beyond execution's budgets it runs fewer
@@ -94,7 +76,7 @@ def fit(
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
     heavy, caps = _heavy(network, reached)
     if not high and not heavy:
-        return network, Ranges(source, run is not None, masked=masked)
+        return network, RangeRecord(source, masked=masked)
     finite = {t: v for t, v in reached.items() if math.isfinite(v)}
     caps |= {t: min(caps.get(t, 0), math.floor(math.log2(ROOM / v))) for t, v in finite.items() if v > ROOM}
     scaled, exponents, fixed = _stored(network, caps, finite)
@@ -105,7 +87,7 @@ def fit(
         raise ModelError(f"{network.name}: {large[bad[0]]}; FP32 cannot be used either ({stuck[bad[0]]})")
     stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
     types = {**network.types, **dict.fromkeys(wide, SINGLE)}
-    found = Ranges(source, run is not None, high, exponents, tuple(wide.items()), tuple(stuck.items()), masked)
+    found = RangeRecord(source, high, exponents, tuple(wide.items()), tuple(stuck.items()), masked=masked)
     return replace(scaled, types=types), found
 
 
@@ -184,7 +166,7 @@ def _on_random_values(network: Network, smaller: Smaller) -> tuple[dict[str, flo
     if too_large(network, execution.QUICK):
         run = smaller(False) or network
         if run is network and (why := too_large(network, execution.MOST)):
-            return None, f"not checked: {why}; give a calibration input"
+            return None, f"{NOT_CHECKED}: {why}; give a calibration input"
     largest_of = {t.name: 255 if t.dtype == "uint8" else 1 for t in run.inputs}
     source = "random values from 0 to 1" + (", of pixels 0 to 255" if 255 in largest_of.values() else "")
     if run is not network:
@@ -201,7 +183,7 @@ def _calibrated(
         found = largest(run, {t.name: np.asarray(calibration[t.name])[: t.shape[0]] for t in run.inputs})
         return {t: v for t, v in found.items() if t in network.tensors}, "the calibration input's first image"
     if why := too_large(network, execution.CALIBRATION):
-        return None, f"not checked: {why}, too much for a calibration input"
+        return None, f"{NOT_CHECKED}: {why}, too much for a calibration input"
     return largest(network, calibration), "calibration input"
 
 

@@ -7,7 +7,7 @@ each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase that
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -59,7 +59,7 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
     has along r, along s; -1: a tap of zeros).
     """
     rows, columns = (
-        [_taps(i, stride, out, *of_axis) for i in range(min(stride, out))]  # phases beyond the output are empty
+        [_taps(i, stride, out, of_axis) for i in range(min(stride, out))]  # phases beyond the output are empty
         for stride, out, *of_axis in zip(p.stride, p.out, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), strict=True)
     )
     result: list[tuple[ConvProblem, Store, tuple[int, ...], tuple[int, ...]]] = []
@@ -86,15 +86,14 @@ def phases(p: ConvTransposeProblem) -> tuple[tuple[ConvProblem, Store, tuple[int
     return tuple(result)
 
 
-def _taps(
-    phase: int, stride: int, out: int, pad: int, dilation: int, size: int, image: int
-) -> tuple[tuple[int, ...], int, int, int] | None:
+def _taps(phase: int, stride: int, out: int, of_axis: Sequence[int]) -> tuple[tuple[int, ...], int, int, int] | None:
     """Returns (taps, dilation, padding before, padding after) of the convolution that computes the outputs phase, phase +
     stride, ... along an axis; None if there are none. Negative padding leaves input pixels out.
 
-    `size`: of the filter; `image`, `out`: of input and output. With 4 taps, stride 2 and padding 1, output 0 is tap 3 of input
-    pixel -1 (padding) plus tap 1 of pixel 0: phase 0 has taps (3, 1).
+    `out`: the size of the output; `of_axis`: padding, dilation, and the sizes of the filter and the input. With 4 taps, stride
+    2 and padding 1, output 0 is tap 3 of input pixel -1 (padding) plus tap 1 of pixel 0: phase 0 has taps (3, 1).
     """
+    pad, dilation, size, image = of_axis
     count = -(-(out - phase) // stride)
     if count < 1:
         return None
