@@ -11,7 +11,7 @@ import errno
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -76,14 +76,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A loaded model at given sizes. `model`: the clean graph, in FP32; `name`: of the network; other fields: as in Loaded."""
+    """A `loaded` model at given sizes. `model`: the clean graph, in FP32; `name`: of the network."""
 
     model: ir.Model
     name: str
-    dtypes: Mapping[str, str]
-    stored: Mapping[str, Stored] = field(default_factory=dict)
-    maskable: frozenset[str] = frozenset()
-    onnx_names: Mapping[str, str] = field(default_factory=dict)
+    loaded: Loaded
 
 
 def load(
@@ -178,8 +175,7 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
     if control_flow.flatten(proto):
         return _sized(_flat(loaded, proto), {})
     check.check_sizes(proto)
-    cleaned = clean(convert(proto), loaded.large)
-    return Imported(cleaned, stem_of(loaded.source), loaded.dtypes, loaded.stored, loaded.maskable, loaded.onnx_names)
+    return Imported(clean(convert(proto), loaded.large), stem_of(loaded.source), loaded)
 
 
 def _flat(loaded: Loaded, proto: onnx.ModelProto) -> Loaded:
