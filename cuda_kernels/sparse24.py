@@ -1,4 +1,4 @@
-"""2:4 sparsity in NumPy: check, prune, compress, decompress, and the order in which the tensor cores read it.
+"""2:4 sparsity in NumPy: check, prune, compress, and the order in which the tensor cores read it.
 
 A group is 4 consecutive input channels of one (output channel, tap); it fits when at most 2 of them are not zero.
 `compress` keeps exactly 2 values per group and a 4-bit code: index of the first in bits 0-1, of the second in bits 2-3,
@@ -85,15 +85,6 @@ def compress(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(f"row {m}, columns {4 * g}-{4 * g + 3}: {groups[m, g].tolist()} has more than 2 non-zeros of 4")
     index = np.stack([code & 3, code >> 2], axis=-1).astype(np.int64)
     return np.take_along_axis(groups, index, axis=-1).reshape(w.shape[0], -1), code
-
-
-def decompress(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Undoes compress: values [M, K/2], codes [M, K/4] -> [M, K]."""
-    pairs = values.reshape(*codes.shape, 2)
-    out = np.zeros((*codes.shape, 4), values.dtype)
-    index = np.stack([codes & 3, codes >> 2], axis=-1).astype(np.int64)
-    np.put_along_axis(out, index, pairs, axis=-1)
-    return out.reshape(codes.shape[0], -1)
 
 
 def pack_fragments(a: np.ndarray) -> np.ndarray:

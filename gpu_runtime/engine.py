@@ -297,11 +297,11 @@ def load(source: EngineLike, *, verify: bool = True, allow_cubins: bool = False)
     try:
         if path is not None:
             with files.open_regular(path) as file:
-                return _read(file, os.fstat(file.fileno()).st_size, name, verify, allow_cubins)
+                return decode(file, os.fstat(file.fileno()).st_size, name, verify=verify, allow_cubins=allow_cubins)
         data = file_kinds.in_memory(source, EXPECTED)
         if file_kinds.is_onnx(data[: file_kinds.HEAD_BYTES]):
             raise EngineError(f"{name}: not an engine but an ONNX model: gpu_runtime.build(model) builds one")
-        return _read(io.BytesIO(data), len(data), name, verify, allow_cubins)
+        return decode(io.BytesIO(data), len(data), name, verify=verify, allow_cubins=allow_cubins)
     except FileNotFoundError:
         raise NoEngineError(f"{name}: no such file. Build an engine with: build-engine model.onnx -o {name}", name) from None
     except OSError as e:
@@ -314,18 +314,14 @@ def load(source: EngineLike, *, verify: bool = True, allow_cubins: bool = False)
         ) from None
 
 
-def _read(file: BinaryIO, size: int, name: str, verify: bool, allow_cubins: bool) -> Engine:
+def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_cubins: bool = False) -> Engine:
+    """`load` for an open file of `size` bytes; `name` names it in messages."""
     head = file.read(file_kinds.HEAD_BYTES)
     file.seek(0)
     if file_kinds.is_onnx(head):
         raise EngineError(f"{name}: not an engine but an ONNX model: build-engine {name} -o model.engine builds one")
     if other := file_kinds.recognized(head):
         raise EngineError(f"{name}: not an engine: {other}")
-    return decode(file, size, name, verify=verify, allow_cubins=allow_cubins)
-
-
-def decode(file: BinaryIO, size: int, name: str, *, verify: bool = True, allow_cubins: bool = False) -> Engine:
-    """`load` for an open file of `size` bytes; `name` names it in messages."""
     record, arena_bytes = engine_header.read_header(file, size, name)
     arena = np.empty(arena_bytes, np.uint8)
     if file.readinto(arena.data) != arena_bytes:  # type: ignore[attr-defined]

@@ -312,11 +312,6 @@ def _names(network: Network) -> set[str]:
     return found
 
 
-def exists(op: Op[Problem], choice: Mapping[str, str]) -> bool:
-    """Whether `op` is part of the network when each group has the option that `choice` names."""
-    return all((group, choice[group]) in op.when for group, _ in op.when)
-
-
 class Options:
     """Collects other ways to compute parts of a network, each an option of a group; `network()` returns the network with all of
     them.

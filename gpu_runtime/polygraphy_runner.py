@@ -24,10 +24,6 @@ from gpu_runtime.runtime.context import Context
 from gpu_runtime.runtime.fields import Batch
 
 
-def _batch(first: tuple[int, ...]) -> Batch | None:
-    return first[0] if first and isinstance(first[0], Batch) else None
-
-
 class GpuRuntimeRunner(BaseRunner):
     """Runs a model, or an engine that was built from one, on the GPU at hand, else in the emulator.
 
@@ -48,8 +44,8 @@ class GpuRuntimeRunner(BaseRunner):
     def get_input_metadata_impl(self) -> TensorMetadata:
         metadata = TensorMetadata()
         for info in sizes.specs(self.context.engine.record, self.context.plan.inputs):
-            first, rest = info.shape[:1], info.shape[1:]
-            shape = BoundedShape([-1, *rest], min=(b.min, *rest), max=(b.max, *rest)) if (b := _batch(first)) else info.shape
+            b, *rest = info.shape or (0,)
+            shape = BoundedShape([-1, *rest], min=(b.min, *rest), max=(b.max, *rest)) if isinstance(b, Batch) else info.shape
             metadata.add(info.name, dtype=info.dtype, shape=shape)
         return metadata
 

@@ -3,7 +3,7 @@
 A record is an object of its fields; a field with its default may be left out, an unknown one is refused. A Python keyword as a
 name ends in an underscore, which JSON leaves out. A record whose metadata has `inlined`, the names of its fields in JSON, has
 them in the object around it. In a union of records, the object has its `type` too. Tuples are lists; infinity, which JSON
-lacks, is the text "inf" or "-inf". `Annotated` narrows a type (Check, WholeNumber) or reads a value of another class (As).
+lacks, is the text "inf" or "-inf". `Annotated` narrows a type (Check) or reads a value of another class (As).
 
 No library does this: msgspec reads no unions of dataclasses and accepts their unknown keys, and a machine with a GPU must run
 engines with the packages that it has.
@@ -48,18 +48,6 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class WholeNumber:
-    """Narrows a type to whole numbers from `low` to `high`, both included."""
-
-    low: int
-    high: int
-
-    @property
-    def words(self) -> str:
-        return f"a whole number from {self.low} to {self.high}"
-
-
-@dataclass(frozen=True, slots=True)
 class As:
     """A value that JSON holds as the type `json`. `read` raises ValueError for invalid JSON; `write` is its inverse."""
 
@@ -75,6 +63,11 @@ Text = Annotated[str, Check(f"a text of at most {LONGEST} characters", lambda v:
 def one_of(names: tuple[str, ...]) -> Check:
     """Narrows a type to one of these texts."""
     return Check(f"one of {', '.join(names)}", lambda v: v in names)
+
+
+def whole_number(low: int, high: int) -> Check:
+    """Narrows a type to whole numbers from `low` to `high`, both included."""
+    return Check(f"a whole number from {low} to {high}", lambda v: low <= v <= high)
 
 
 def to_json(kind: object, value: object, *, defaults: bool = False) -> Any:
@@ -126,8 +119,8 @@ def plain(value: object) -> Any:
     return [plain(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
-def _narrowed(hint: object) -> Check | WholeNumber | As | None:
-    found = [m for m in get_args(hint)[1:] if isinstance(m, (Check, WholeNumber, As))] if get_origin(hint) is Annotated else []
+def _narrowed(hint: object) -> Check | As | None:
+    found = [m for m in get_args(hint)[1:] if isinstance(m, (Check, As))] if get_origin(hint) is Annotated else []
     return found[0] if found else None
 
 
@@ -173,7 +166,7 @@ def _plain_reader(kind: type) -> Reader:
     return read
 
 
-def _narrowed_reader(kind: object, narrowed: Check | WholeNumber | As) -> Reader:
+def _narrowed_reader(kind: object, narrowed: Check | As) -> Reader:
     if isinstance(narrowed, As):
         convert = narrowed.read
 
@@ -186,15 +179,6 @@ def _narrowed_reader(kind: object, narrowed: Check | WholeNumber | As) -> Reader
                 raise _expected(narrowed.words, v) from None
 
         return read_as
-    if isinstance(narrowed, WholeNumber):
-        low, high = narrowed.low, narrowed.high
-
-        def read_whole(v: object) -> object:
-            if type(v) is int and low <= v <= high:
-                return v
-            raise _expected(narrowed.words, v)
-
-        return read_whole
     types, holds = ((float, int) if kind is float else (kind,)), narrowed.holds
 
     def read_checked(v: object) -> object:

@@ -12,8 +12,9 @@ import pytest
 from gpu_runtime.frontend import importer
 from gpu_runtime.fusion.fuse import fuse
 from gpu_runtime.lowering.lower import lower
-from gpu_runtime.network import Network, exists
+from gpu_runtime.network import Network
 from gpu_runtime.rewrites.squeeze_excite import SCALED
+from tactics.planner.graph import holds
 from tactics.sampling.data import reference
 
 
@@ -26,7 +27,7 @@ def run(network: Network, feeds: dict, choice: dict | None = None, fp16: bool = 
     rounded = (lambda a: a.astype(np.float16).astype(np.float32)) if fp16 else (lambda a: a)
     tensors = {t.name: rounded(np.asarray(feeds[t.name], np.float32).reshape(t.shape4)) for t in network.inputs}
     for op in network.ops:
-        if not exists(op, choice):
+        if not holds(op.when, choice):
             continue
         assert op.output not in tensors, f"{op.name} writes {op.output} again"
         xs = [tensors[name] for name in op.inputs]
@@ -62,7 +63,7 @@ def _possible(network: Network, choice: dict[str, str]) -> bool:
     """Returns whether some op makes each tensor that is read. Raises AssertionError if not, unless an option is of one of the
     two kinds that may leave out a tensor which another group's option reads.
     """
-    ops = [op for op in network.ops if exists(op, choice)]
+    ops = [op for op in network.ops if holds(op.when, choice)]
     made = {t.name for t in network.inputs} | {op.output for op in ops}
     missing = {t for op in ops for t in op.inputs} - made
     assert not missing or any(o == SCALED or o.startswith("into ") for o in choice.values()), (missing, choice)

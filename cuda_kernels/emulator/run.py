@@ -28,7 +28,6 @@ POISON = 0xCB
 APPROXIMATE = ("rcp", "div", "sqrt", "rsqrt", "sin", "cos", "ex2", "lg2", "tanh")  # with .approx (div: .full too), of FP32
 MOST = 2**32 - 1  # the largest number of 32 bits
 MOST_THREADS = 1024  # of the host, for one launch
-NAN_FILL = 0x7E  # 0x7e7e is a NaN as a half, and 0x7e7e7e7e a huge float
 
 
 class EmulatorError(Exception):

@@ -163,11 +163,11 @@ def _run(asked: _Asked, context: Context, progress: Listener) -> Comparison:
     another shape in the model.
     """
     models, engine, samples, judged = asked.models, asked.engine, asked.samples, asked.judged
-    tensors = _Tensors.of(models, engine)
-    oracle = _Oracle(models, sorted(set(tensors.shared.values())), judged)
+    written, shared, scales = _tensors(models, engine)
+    oracle = _Oracle(models, sorted(set(shared.values())), judged)
     answers: list[Arrays] = []
     outputs = {o.name: _Sums() for o in engine.plan.outputs}
-    layers = {layer: _Sums() for layer in tensors.shared}
+    layers = {layer: _Sums() for layer in shared}
     with np.errstate(all="ignore"):
         for i, feeds in enumerate(samples):
             progress(Progress("onnxruntime", f"sample {i + 1}"))
@@ -182,12 +182,12 @@ def _run(asked: _Asked, context: Context, progress: Listener) -> Comparison:
                         "model that the engine was built from"
                     )
                 outputs[name].add(got, y[name], rough[name], asked.tolerance)
-            for layer, tensor in tensors.shared.items():
+            for layer, tensor in shared.items():
                 if layer in traced and y[tensor].size == traced[layer].size:
-                    value = traced[layer].astype(np.float64) * tensors.scales[layer]
+                    value = traced[layer].astype(np.float64) * scales[layer]
                     layers[layer].add(value, y[tensor], rough[tensor], asked.tolerance)
-    rows = tuple(_row(layer, tensors.shared[layer], sums, asked.tolerance) for layer, sums in layers.items() if sums.count)
-    unnamed = tuple(layer for layer in tensors.written if layer not in layers or not layers[layer].count)
+    rows = tuple(_row(layer, shared[layer], sums, asked.tolerance) for layer, sums in layers.items() if sums.count)
+    unnamed = tuple(layer for layer in written if layer not in layers or not layers[layer].count)
     noise = [math.sqrt(s.noise / s.signal) for s in oracle.pruning.outputs.values() if s.signal]
     pruning = oracle.pruning.accuracy() if models.is_pruned else None
     return Comparison(
@@ -203,26 +203,15 @@ def _run(asked: _Asked, context: Context, progress: Listener) -> Comparison:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensors:
-    """The tensors that both the engine and the model have, by the engine's layer.
-
-    `written`: layer -> the tensor that it writes; `shared`: layer -> the same tensor's ONNX name; `scales`: layer -> the
-    factor from stored values to the model's.
+def _tensors(models: _Models, engine: Engine) -> tuple[dict[str, str], dict[str, str], dict[str, float]]:
+    """Returns, for the engine's layers with outputs but reformats, (layer -> the tensor that it writes; layer -> this tensor's
+    ONNX name, if the model has it too; layer -> the factor from stored values to the model's).
     """
-
-    written: Mapping[str, str]
-    shared: Mapping[str, str]
-    scales: Mapping[str, float]
-
-    @classmethod
-    def of(cls, models: _Models, engine: Engine) -> _Tensors:
-        """Returns the tensors of an engine's layers; reformats and layers without outputs have none."""
-        outer = {inner_name(o.name): o.name for o in engine.plan.outputs}
-        written = {x.op_name: x.op_output for x in engine.plan.layers if x.outputs and x.type != "reformat"}
-        shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
-        exponents = engine.plan.range.exponents if engine.plan.range else {}
-        return cls(written, shared, {layer: 2.0 ** -exponents.get(t, 0) for layer, t in written.items()})
+    outer = {inner_name(o.name): o.name for o in engine.plan.outputs}
+    written = {x.op_name: x.op_output for x in engine.plan.layers if x.outputs and x.type != "reformat"}
+    shared = {layer: outer.get(t, t) for layer, t in written.items() if outer.get(t, t) in models.tensors}
+    exponents = engine.plan.range.exponents if engine.plan.range else {}
+    return written, shared, {layer: 2.0 ** -exponents.get(t, 0) for layer, t in written.items()}
 
 
 class _Oracle:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from gpu_runtime.runtime.fields import padded
+
 REPAIRS = 32
 MANY_PAIRS = 2_000_000  # pairs of blocks alive together; with more pairs, the orders and repairs take too long
 
@@ -24,31 +26,20 @@ class Block:
     first: int
     last: int
 
-    def __post_init__(self) -> None:
-        if self.nbytes < 0 or self.last < self.first:
-            raise ValueError(
-                f"block {self.name}: expected nbytes >= 0 and first <= last, got {self.nbytes} bytes, "
-                f"steps {self.first} to {self.last}"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Byte offset of every block, in the order given. `total_bytes` is the arena's size; it is minimal when it equals
-    `largest_live_bytes`, the most that is alive in one step. Both count sizes rounded up to the alignment."""
+    `largest_live_bytes`, the most that is alive in one step. Both count sizes rounded up to ALIGN."""
 
     offsets: Mapping[str, int]
     total_bytes: int
     largest_live_bytes: int
 
 
-def place(tensors: Sequence[Block], align: int = 256) -> Placement:
-    """Returns offsets, multiples of `align` bytes. Raises ValueError on a name that occurs twice or an alignment below 1."""
-    if align < 1:
-        raise ValueError(f"align: expected at least 1 byte, got {align}")
-    if len({b.name for b in tensors}) != len(tensors):
-        raise ValueError(f"block names must differ: {sorted(b.name for b in tensors)}")
-    blocks = [Block(b.name, -(-b.nbytes // align) * align, b.first, b.last) for b in tensors]
+def place(tensors: Sequence[Block]) -> Placement:
+    """Returns offsets, multiples of ALIGN bytes, for blocks of different names."""
+    blocks = [Block(b.name, padded(b.nbytes), b.first, b.last) for b in tensors]
     bound = max(_live(blocks, sorted({b.first for b in blocks})), default=0)
     offsets, total = _in_time(blocks) if _pairs(blocks) > MANY_PAIRS else _repaired(blocks, bound)
     return Placement({b.name: offsets[i] for i, b in enumerate(blocks)}, total, bound)

@@ -162,17 +162,3 @@ class Summary:
     @property
     def throughput(self) -> float:
         return self.queries / self.wall_s if self.wall_s else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """The predicted time of the kernels of one query, in microseconds; no GPU has measured it.
-
-    `low_us` to `high_us`: the range that the prediction's error allows; `label`: the origin of the prediction, as
-    "predicted(h200)", which every line that shows the time repeats.
-    """
-
-    us: float
-    low_us: float
-    high_us: float
-    label: str

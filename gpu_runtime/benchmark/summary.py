@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from fractions import Fraction
 
-from gpu_runtime.benchmark.records import Predicted, Query, Settings, Statistics, Summary, Trace
+from gpu_runtime.benchmark.records import Query, Settings, Statistics, Summary, Trace
 from gpu_runtime.runtime.plan_record import EngineRecord
 from tactics.predict import predict_us, sigma
 
@@ -88,8 +88,9 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
     return notes
 
 
-def predicted(record: EngineRecord) -> Predicted:
-    """Returns the predicted time of the kernels of one query, the sum over the layers.
+def predicted(record: EngineRecord) -> tuple[float, float, float]:
+    """Returns the predicted microseconds of the kernels of one query, the sum over the layers, and the range that the
+    prediction's error allows: its least, its most.
 
     If the engine's times were measured, the time of each layer is predicted now; else the time is the engine's own prediction.
     """
@@ -98,4 +99,4 @@ def predicted(record: EngineRecord) -> Predicted:
     us = record.plan.solution.total_us if record.timing.is_predicted else sum(times)
     errors = [t * sigma(problem, tactic, device) for t, (problem, tactic) in zip(times, pairs, strict=True)]
     error = sum(errors) / sum(times) if sum(times) else 0.0
-    return Predicted(us, us / math.exp(error), us * math.exp(error), f"predicted({device.name})")
+    return us, us / math.exp(error), us * math.exp(error)

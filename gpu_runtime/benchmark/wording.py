@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gpu_runtime.benchmark.records import Clocks, Predicted, Settings, Statistics, Summary, Trace
-from gpu_runtime.benchmark.summary import averages, remarks
+from gpu_runtime.benchmark.records import Clocks, Settings, Statistics, Summary, Trace
+from gpu_runtime.benchmark.summary import averages, predicted, remarks
 from gpu_runtime.explain.figures import ms_of
+from gpu_runtime.runtime.plan_record import EngineRecord
 from gpu_runtime.text import printable, wrap
 
 RULE = "=== {} ==="
@@ -94,13 +95,14 @@ def clocks_text(clocks: Clocks) -> str:
     return f"The GPU's clock was held down while this was measured ({why}): {low} MHz of at most {clocks.most_mhz}"
 
 
-def predicted_text(found: Predicted) -> str:
+def predicted_text(record: EngineRecord) -> str:
     """Returns the lines of trtexec's block that can be predicted; each line with a time says that it is predicted."""
-    per_s, ms = 1e6 / found.us if found.us else 0.0, [*map(ms_of, (found.us, found.low_us, found.high_us))]
+    us, *ends = predicted(record)
+    label, per_s, ms = f"predicted({record.device.name})", 1e6 / us if us else 0.0, [*map(ms_of, (us, *ends))]
     lines = [
         RULE.format("Performance summary (predicted, nothing was measured)"),
-        f"Throughput: ~{per_s:.6g} qps, {found.label}: 1 stream, a GPU that never waits",
-        f"GPU Compute Time: ~{ms[0]:.4f} ms, {found.label}: {ms[1]:.4f} to {ms[2]:.4f} ms",
+        f"Throughput: ~{per_s:.6g} qps, {label}: 1 stream, a GPU that never waits",
+        f"GPU Compute Time: ~{ms[0]:.4f} ms, {label}: {ms[1]:.4f} to {ms[2]:.4f} ms",
     ]
     return "\n".join([*lines, "Latency, Enqueue Time, H2D Latency and D2H Latency are not predicted: the host decides them"])
 

@@ -33,12 +33,12 @@ from gpu_runtime.planning import io_formats
 from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.precision import ranges
 from gpu_runtime.progress import LOGGER, Progress, compiling, logged, report
-from gpu_runtime.runtime.findings import Solution, SparsityRecord
-from gpu_runtime.runtime.plan_record import Flags, LaunchStep, Model, Outlook, Profile
+from gpu_runtime.runtime.findings import RangeRecord, Solution, SparsityRecord
+from gpu_runtime.runtime.plan_record import Flags, Model, Outlook, Profile
 from gpu_runtime.text import WIDTH
 
 Explained = tuple[SparsityRecord, Solution]
-Fitted = tuple[Network, ranges.Ranges, Any]  # a network, its tensors' ranges, and the calibration input at its size
+Fitted = tuple[Network, RangeRecord, Any]  # a network, its tensors' ranges, and the calibration input at its size
 
 
 def build(model: ModelLike, options: BuildOptions) -> Engine:
@@ -167,11 +167,9 @@ def _packed(
         raise ModelError(f"{model.name}: {e}") from None
     cubins = {}
     if options.embed_cubins:
-        from gpu_runtime.runtime import feeds, steps
+        from gpu_runtime.runtime import point, steps
 
-        edges = [(step.kernel, step.values) for plan in record.plans for step in feeds.reformats(plan).values()]
-        launched = [step.key for plan in record.plans for step in plan.steps if isinstance(step, LaunchStep)]
-        keys = dict.fromkeys([*launched, *edges])
+        keys = dict.fromkeys(key for plan in record.plans for key in point.kernel_keys(plan, True))
         wanted = [(kernel, dict(values), planner.target.sm) for kernel, values in keys]
         compiled = compile_many(wanted, progress=compiling(options.progress))
         cubins = {steps.kernel_key(*k): c.cubin for k, c in zip(keys, compiled, strict=True)}

@@ -10,7 +10,7 @@ from gpu_runtime.network import Network
 from gpu_runtime.planning import io_formats
 from gpu_runtime.precision import cliffs, execution, ranges, rules, sample
 from gpu_runtime.progress import Listener, Progress, warn
-from gpu_runtime.runtime.findings import Compared
+from gpu_runtime.runtime.findings import Compared, RangeRecord
 from tactics.format import Format
 
 
@@ -21,7 +21,7 @@ def fit(
     progress: Listener,
     known: ranges.Known | None = None,
     precisions: Mapping[str, str] | None = None,
-) -> tuple[Network, ranges.Ranges]:
+) -> tuple[Network, RangeRecord]:
     """Returns the network in types that hold its tensors, and the tensors' ranges; warns of tensors that FP16 cannot hold.
 
     Tensors that rules and the user require are FP32, and operators near their cliffs, unless the plan itself will be compared
@@ -31,8 +31,6 @@ def fit(
     smaller = functools.partial(sample.smaller, loaded, plain)
     network, found = ranges.fit(plain, calibration, smaller, loaded.maskable, known)
     progress(Progress("range", found.source))
-    if not found.seen:
-        warn(f"{network.name}: FP16's range is {found.source}; --calibration FILE.npz checks it, else a run shows overflow")
     if found.stuck:
         reached = dict(found.high)
         reaching = ", ".join(f"{t!r} reaches {reached[t]:.4g} ({why})" for t, why in found.stuck[:3])
@@ -50,7 +48,7 @@ def fit(
 
 
 def ends_of(
-    network: Network, reached: ranges.Ranges, inputs: io_formats.Spec | None, outputs: io_formats.Spec | None
+    network: Network, reached: RangeRecord, inputs: io_formats.Spec | None, outputs: io_formats.Spec | None
 ) -> dict[str, tuple[Format, ...]]:
     """Returns the formats that each input and output may have; warns of an output that FP16 cannot hold."""
     ends = io_formats.resolve(inputs, network.inputs, "input") | io_formats.resolve(outputs, network.outputs, "output")

@@ -13,9 +13,8 @@ from gpu_runtime.network import Network
 from gpu_runtime.planning import batch_pieces, tables
 from gpu_runtime.planning.counterfactuals import launched, quoted
 from gpu_runtime.planning.surroundings import half_zeros
-from gpu_runtime.precision import ranges
 from gpu_runtime.progress import Progress
-from gpu_runtime.runtime.findings import Apart, IfPruned, Replaced
+from gpu_runtime.runtime.findings import Apart, IfPruned, RangeRecord, Replaced
 from gpu_runtime.text import size_text
 from tactics.format import Format
 from tactics.measure.timing import Timer
@@ -35,7 +34,7 @@ class PlannedNetwork:
 
     table: tables.Table
     chosen: Plan
-    reached: ranges.Ranges
+    reached: RangeRecord
     own: Plan | None = None
     dense_us: float | None = None
     measured_us: float | None = None
@@ -100,7 +99,7 @@ class Planner:
         found = self(batch_pieces.offer(table.network, pieces, self.target, chosen))
         return found if found[1].total_ps < (1 - batch_pieces.LEAST_GAIN) * chosen.total_ps else (table, chosen)
 
-    def settled(self, table: tables.Table, chosen: Plan, reached: ranges.Ranges) -> PlannedNetwork:
+    def settled(self, table: tables.Table, chosen: Plan, reached: RangeRecord) -> PlannedNetwork:
         """Returns the final plan, in pieces or not.
 
         If its activations take more bytes than allowed, it is the fastest plan found in pieces that fits, see docs/plans.md;

@@ -17,7 +17,6 @@ from gpu_runtime.explain import reasons
 from gpu_runtime.frontend import importer
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.counterfactuals import counterfactuals
-from gpu_runtime.precision import ranges
 from gpu_runtime.progress import Progress
 from gpu_runtime.rewrites import integers
 from gpu_runtime.runtime.findings import Choices, IfPruned, RangeRecord, Solution, SparsityRecord, Tuned
@@ -95,7 +94,7 @@ def trial(table: tables.Table, chosen: Plan, target: Device) -> Engine:
 def plan_record(
     data: assemble.Assembled,
     explained: tuple[SparsityRecord, Solution],
-    reached: ranges.Ranges | None = None,
+    reached: RangeRecord | None = None,
     choices: Choices | None = None,
     renamed: Mapping[str, str] = MappingProxyType({}),
     if_pruned: IfPruned | None = None,
@@ -153,11 +152,11 @@ def engine_record(model: Model, target: Device, built: Built, driver: str | None
     return EngineRecord(model, target, timing, producer, source_hash(), flags, sections, tuple(plans), profiles, shown)
 
 
-def _range_record(found: ranges.Ranges) -> RangeRecord:
+def _range_record(found: RangeRecord) -> RangeRecord:
     """Converts `found` for JSON, which has no infinities: null stands for values that FP32 cannot hold either."""
-    high = tuple((t, v if math.isfinite(v) else None) for t, v in found.high)
+    high = tuple((t, v if v is not None and math.isfinite(v) else None) for t, v in found.high)
     single, stuck = (tuple((t, clipped(why)) for t, why in rows) for rows in (found.single, found.stuck))
-    return RangeRecord(clipped(found.source), high, found.exponents, single, stuck, found.compared, found.masked)
+    return replace(found, source=clipped(found.source), high=high, single=single, stuck=stuck)
 
 
 def solution_of(chosen: Plan) -> Solution:

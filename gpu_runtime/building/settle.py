@@ -13,8 +13,9 @@ from gpu_runtime.building.record import trial
 from gpu_runtime.network import Network
 from gpu_runtime.planning import tables
 from gpu_runtime.planning.alternatives import alternatives
-from gpu_runtime.precision import cliffs, ranges
+from gpu_runtime.precision import cliffs
 from gpu_runtime.progress import Progress, compiling, warn
+from gpu_runtime.runtime.findings import RangeRecord
 from tactics.format import DTYPES
 from tactics.planner.plan import Plan
 
@@ -23,7 +24,7 @@ ROUNDS = 4  # rounds of making layers FP32 that a calibration input shows to nee
 
 def settle(
     network: Network,
-    found: ranges.Ranges,
+    found: RangeRecord,
     calibration: Mapping[str, Any] | None,
     planner: Planner,
     first: Network | None = None,

@@ -65,7 +65,7 @@ def bench_command(asked: Asked) -> None:
         return time_engine(engine, name, wanted, paths, progress, asked.verbose)
     progress.end()
     say(f"{name}: {engine.record.model.name} for {engine.record.device.title}{at_text(engine.record)}")
-    say(wording.predicted_text(summary.predicted(engine.record)))
+    say(wording.predicted_text(engine.record))
 
 
 def load_engine(name: str, device: str | None, progress: ProgressLine, shown: str, allow_cubins: bool = False) -> Engine:

@@ -4,7 +4,7 @@ Each problem is small enough for NumPy and the emulator, and no multiple of a ti
 K.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
@@ -111,8 +111,3 @@ def _size(tactic: Tactic) -> int:
     if isinstance(tile, Patch):
         return tile.h * tile.w * tile.channels
     return tile.m * tile.n if isinstance(tile, Tile) else 0
-
-
-def kernels_of(found: Iterable[Case]) -> tuple[str, ...]:
-    """Returns the names of the cases' kernels, each once, in the order of the cases."""
-    return tuple(dict.fromkeys(case.kernel for case in found))

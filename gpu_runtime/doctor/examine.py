@@ -14,7 +14,7 @@ from typing import Any
 from cuda_kernels.compile import CompileError, compile_kernel, virtual
 from cuda_kernels.device import Device
 from gpu_runtime.doctor import known_failures
-from gpu_runtime.doctor.cases import Case, cases, kernels_of
+from gpu_runtime.doctor.cases import Case, cases
 from gpu_runtime.doctor.host import Status, Verdict, caches, compiler, emulator, versions, without_folders
 from gpu_runtime.doctor.known_failures import Failure
 from gpu_runtime.doctor.measured_rates import RATES, Rate, rate
@@ -24,6 +24,7 @@ from tactics.kernels import KERNELS
 from tactics.launches import Binary, binaries
 from tactics.measure import timing
 from tactics.measure.child import Child, command_of
+from tactics.planner.grouping import grouped
 from tactics.problems import codec
 
 WORKER = command_of("gpu_runtime.doctor.worker")
@@ -35,16 +36,6 @@ OVER = "not reached within the time limit"
 NO_CLOCK = "the driver is emulated: its times are no GPU's"
 CHECKS = ("CUDA graphs", "dependent launches")
 EMULATED_CHECKS = ("dependent launches",)
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """The process that runs the cases. `command`: its command line; `hang_s`: it counts as hung after these seconds without an
-    answer.
-    """
-
-    command: Sequence[str] = WORKER
-    hang_s: float = HANG_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,19 +120,17 @@ def examine(
     kernels: Sequence[str] = (),
     limit_s: float = 60.0,
     progress: Listener = ignore,
-    child: Process = Process(),
+    child: tuple[Sequence[str], float] = (WORKER, HANG_S),
 ) -> Examination:
     """Examine this machine's GPU and return the result; failures on a GPU are recorded, so that builds leave these kernels out.
 
     `planned`: the device that is examined in the emulator if `emulated`, or for which the checks that need no GPU run if the
     machine has no GPU. `kernels`: the names of the kernels to examine; () for all. `limit_s`: seconds for the whole
-    examination; cases beyond it are untested. `child`: the process that runs the cases. Raises ValueError if a kernel needs
-    another architecture.
+    examination; cases beyond it are untested. `child`: the command of the process that runs the cases, and the seconds
+    without an answer after which it counts as hung. Raises ValueError if a kernel needs another architecture.
     """
-    begun = time.monotonic()
-    patient = _Patient(
-        (*child.command, *([planned.name] if emulated else ())), begun + limit_s, child.hang_s * (4 if emulated else 1)
-    )
+    begun, (command, hang_s) = time.monotonic(), child
+    patient = _Patient((*command, *([planned.name] if emulated else ())), begun + limit_s, hang_s * (4 if emulated else 1))
     hello = patient.start()
     device = records.from_json(Device, hello["device"]) if "device" in hello else planned
     no_gpu = without_folders(str(hello.get("none") or hello.get("error") or ""))
@@ -165,7 +154,7 @@ def examine(
         emulated,
         versions() | {k: str(v) for k, v in hello.get("facts", {}).items()},
         tuple(checks),
-        tuple(Family(k, tuple(o for o in outcomes if o.case.kernel == k)) for k in kernels_of(o.case for o in outcomes)),
+        tuple(Family(k, tuple(of)) for k, of in grouped((o.case.kernel, o) for o in outcomes).items()),
         rates,
         limit_s,
         time.monotonic() - begun,

@@ -5,6 +5,7 @@ import fnmatch
 import math
 import re
 import textwrap
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import TypeVar
@@ -84,16 +85,12 @@ def fitting(
     whole = write(names)
     if fits(whole):
         return whole
-    least, most = 0, len(names)  # `least` names fit, or no name does; `most` names do not
-    while most - least > 1:
-        tried = (least + most) // 2
-        least, most = (tried, most) if fits(_and_more(write(names[:tried]), len(names) - tried)) else (least, tried)
-    return _and_more(write(names[:least]), len(names) - least)
 
+    def first(count: int) -> list[str]:
+        texts, more = write(names[:count]), len(names) - count
+        return [*texts, f"and {more} more" if texts else f"{more} layers"]
 
-def _and_more(texts: list[str], more: int) -> list[str]:
-    """Returns the texts with a last text on the number of further names."""
-    return [*texts, f"and {more} more" if texts else f"{more} layers"]
+    return first(bisect_left(range(1, len(names)), True, key=lambda count: not fits(first(count))))
 
 
 def packed(head: str, texts: Sequence[str], width: int, indent: int) -> list[str]:

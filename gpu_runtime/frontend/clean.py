@@ -133,7 +133,14 @@ def _put_back(graph: ir.Graph, large: Mapping[str, onnx.TensorProto]) -> None:
 def _logged() -> Iterator[list[BaseException]]:
     """Yields a list that receives the exceptions which onnx-ir's and onnxscript's passes catch and log; nothing is printed."""
     caught: list[BaseException] = []
-    handler = _Exceptions(caught)
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1]:
+            caught.append(record.exc_info[1])
+        return False  # the handler emits nothing
+
+    handler = logging.Handler()
+    handler.addFilter(keep)
     logs = [logging.getLogger(name) for name in ("onnx_ir", "onnxscript")]
     before = [log.propagate for log in logs]
     for log in logs:
@@ -145,18 +152,6 @@ def _logged() -> Iterator[list[BaseException]]:
         for log, propagate in zip(logs, before, strict=True):
             log.removeHandler(handler)
             log.propagate = propagate
-
-
-class _Exceptions(logging.Handler):
-    """A log handler that appends logged exceptions to `caught`."""
-
-    def __init__(self, caught: list[BaseException]) -> None:
-        super().__init__()
-        self.caught = caught
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.exc_info and record.exc_info[1]:
-            self.caught.append(record.exc_info[1])
 
 
 def _erase_half(model: ir.Model) -> None:

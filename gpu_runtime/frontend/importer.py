@@ -11,7 +11,7 @@ import errno
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
@@ -29,13 +29,14 @@ from gpu_runtime.frontend.files import check, quantized
 from gpu_runtime.frontend.files.convert import convert, spell_out_group_norms, spell_out_padding
 from gpu_runtime.frontend.files.load import (
     MOST_DIMS,
+    copied,
     drop_texts,
     load_whole,
     named,
     read_by,
     set_aside,
-    stored_tensors,
     type_name,
+    with_weights,
 )
 from gpu_runtime.frontend.files.source import Source, stem_of
 from gpu_runtime.frontend.files.weights import name_layers, prune_weights, stored_by_layer
@@ -75,14 +76,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A loaded model at given sizes. `model`: the clean graph, in FP32; `name`: of the network; other fields: as in Loaded."""
+    """A `loaded` model at given sizes. `model`: the clean graph, in FP32; `name`: of the network."""
 
     model: ir.Model
     name: str
-    dtypes: Mapping[str, str]
-    stored: Mapping[str, Stored] = field(default_factory=dict)
-    maskable: frozenset[str] = frozenset()
-    onnx_names: Mapping[str, str] = field(default_factory=dict)
+    loaded: Loaded
 
 
 def load(
@@ -104,18 +102,13 @@ def load(
         raise ValueError("save_pruned is given without prune: there is no pruned model to save")
     with named(source):
         proto = load_whole(source)
-        as_stored = onnx.ModelProto()
-        if save_pruned is not None:
-            as_stored.CopyFrom(proto)
+        whole = None if save_pruned is None else copied(proto)
         names = _check(proto, isinstance(source, Path))
         pruned, not_pruned = prune_weights(proto.graph, masks) if prune else ({}, ())
-        weights = {name: t for name, t in stored_tensors(proto.graph) if name in pruned} if save_pruned is not None else {}
+        data = b"" if whole is None else with_weights(whole, proto)
         loaded = _loaded(source, proto, pruned, not_pruned, names)
     if save_pruned is not None:
-        for name, t in stored_tensors(as_stored.graph):
-            if name in weights:
-                t.CopyFrom(weights[name])
-        save(save_pruned, as_stored.SerializeToString())
+        save(save_pruned, data)
     return loaded
 
 
@@ -174,8 +167,7 @@ def at_batch(loaded: Loaded, shapes: Mapping[str, tuple[int, ...]], batch: int) 
 
 
 def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
-    proto = onnx.ModelProto()
-    proto.CopyFrom(loaded.proto)
+    proto = copied(loaded.proto)
     _fix_inputs([v for v in proto.graph.input if v.name not in loaded.large], sizes)
     del proto.graph.value_info[:]
     check.check_schema(proto)
@@ -183,8 +175,7 @@ def _sized(loaded: Loaded, sizes: Mapping[str, tuple[int, ...]]) -> Imported:
     if control_flow.flatten(proto):
         return _sized(_flat(loaded, proto), {})
     check.check_sizes(proto)
-    cleaned = clean(convert(proto), loaded.large)
-    return Imported(cleaned, stem_of(loaded.source), loaded.dtypes, loaded.stored, loaded.maskable, loaded.onnx_names)
+    return Imported(clean(convert(proto), loaded.large), stem_of(loaded.source), loaded)
 
 
 def _flat(loaded: Loaded, proto: onnx.ModelProto) -> Loaded:
@@ -360,28 +351,20 @@ class _Declared:
     def example(self) -> str:
         return "x".join(map(str, self.usual or ("N", "C", "H", "W")))
 
-    def admits(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether `shape` differs from the declared one only in dynamic sizes."""
-        if self.dims is None:
-            return True
-        return len(shape) == len(self.dims) and self._wrong_axis(shape) is None
-
     def refusal(self, shape: tuple[int, ...]) -> str:
-        """Returns a text on why `shape`, which `admits` refuses, is wrong, with the cure."""
-        dims = self.dims or ()
-        if len(shape) != len(dims):
-            return f"expected {several(len(dims), 'size')}, got {len(shape)}"
-        axis = self._wrong_axis(shape) or 0
-        return (
-            f"axis {axis} is fixed at {dims[axis]}, got {shape[axis]}, and only dynamic sizes can be chosen: "
-            f"give {dims[axis]}, export the model with this axis dynamic (dynamic_shapes of torch.onnx.export), "
-            "or name it in the file (update_inputs_outputs_dims of onnx.tools.update_model_dims)"
-        )
-
-    def _wrong_axis(self, shape: tuple[int, ...]) -> int | None:
-        """Returns the first axis whose fixed size differs from that in `shape`, of the same rank; None if there is none."""
-        pairs = zip(self.dims or (), shape, strict=True)
-        return next((i for i, (d, g) in enumerate(pairs) if not isinstance(d, str) and d != g), None)
+        """Returns why `shape` is wrong, with the cure; "" if it differs from the declared one only in dynamic sizes."""
+        if self.dims is None:
+            return ""
+        if len(shape) != len(self.dims):
+            return f"expected {several(len(self.dims), 'size')}, got {len(shape)}"
+        for axis, (fixed, size) in enumerate(zip(self.dims, shape, strict=True)):
+            if not isinstance(fixed, str) and fixed != size:
+                return (
+                    f"axis {axis} is fixed at {fixed}, got {size}, and only dynamic sizes can be chosen: "
+                    f"give {fixed}, export the model with this axis dynamic (dynamic_shapes of torch.onnx.export), "
+                    "or name it in the file (update_inputs_outputs_dims of onnx.tools.update_model_dims)"
+                )
+        return ""
 
 
 def _declared(v: onnx.ValueInfoProto) -> _Declared:
@@ -397,11 +380,9 @@ def _fixed(name: str, declared: _Declared, chosen: tuple[int, ...] | None) -> tu
     stay open.
     """
     shape = tuple(int(d) for d in declared.dims or ()) if chosen is None else chosen
-    if not declared.admits(shape):
-        raise ModelError(
-            f"input {name!r}: the model declares {declared.text}, the shape given is {'x'.join(map(str, shape)) or 'none'}; "
-            f"{declared.refusal(shape)}"
-        )
+    if why := declared.refusal(shape):
+        given = "x".join(map(str, shape)) or "none"
+        raise ModelError(f"input {name!r}: the model declares {declared.text}, the shape given is {given}; {why}")
     if not (shape or declared.dims is not None) or min(shape, default=1) < 1 or math.prod(shape) > check.LARGEST_TENSOR:
         raise ModelError(
             f"input {name!r}: expected sizes of at least 1 and {check.LARGEST_TENSOR} elements at most, "

@@ -35,7 +35,7 @@ def common_masks(imported: Imported) -> dict[str, np.ndarray]:
     """Returns node -> mask of the weights that pruning to 2:4 keeps, for branches that may become one convolution
     (common_pattern). Raises ModelError.
     """
-    return {name: mask for s in sums(imported) for name, mask in common(s, imported.stored).masks.items()}
+    return {name: mask for s in sums(imported) for name, mask in common(s, imported.loaded.stored).masks.items()}
 
 
 def _apart(network: Network) -> Network:

@@ -41,7 +41,7 @@ def lower(imported: Imported) -> Network:
     views = _Views(graph, units)
     ops = _lowered(imported.name, units, views)
     _check_read(imported, ops)
-    dtypes = imported.dtypes
+    dtypes = imported.loaded.dtypes
     inputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.inputs)
     outputs = tuple(TensorInfo(name_of(v), shape_of(v), dtypes[name_of(v)], views.shape4(v)) for v in graph.outputs)
     ops += _copies(imported, views, {op.output for op in ops})
@@ -49,7 +49,7 @@ def lower(imported: Imported) -> Network:
     exact |= {op.output: op.problem.dtype for op in ops if computes(op, LibraryProblem) and op.problem.dtype != FLOAT}
     types = {t: Type(dtype) for t, dtype in exact.items()}
     return Network(
-        imported.name, inputs, outputs, touched(inputs, ops), tuple(ops), types=types, onnx_names=imported.onnx_names
+        imported.name, inputs, outputs, touched(inputs, ops), tuple(ops), types=types, onnx_names=imported.loaded.onnx_names
     )
 
 

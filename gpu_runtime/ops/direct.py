@@ -28,6 +28,7 @@ from gpu_runtime.errors import EngineError
 from gpu_runtime.runtime import derive
 from gpu_runtime.runtime.plan_record import Bound, LaunchStep
 from tactics.candidates import accepts
+from tactics.launches import launches
 from tactics.problems.problem import ConvProblem
 
 MOST_MAPS = 256  # tensor maps kept by address: encoding one takes longer than a launch
@@ -94,7 +95,7 @@ class Direct:
             return None
         if not accepts(of := replace(of, n=images, w=columns), tactic, self._gpu.device):
             return None
-        work = derive.work(of, tactic, layer)
+        work = launches(of, tactic, derive.layer_strides(layer))
         spans = {derive.WORKSPACE: self._memory.workspace or none, derive.COUNTERS: (*self._memory.zeros, none)[0]}
         if any(getattr(launch, name) > nbytes for launch in work for name, (_, nbytes) in spans.items()):
             return None

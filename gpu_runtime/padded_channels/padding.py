@@ -278,5 +278,5 @@ TITLE, GRID, SUMS = "channels on the grid:", "on the grid", "on the grid, sums i
 
 def offer(network: Network) -> Network:
     """Returns the network with an option for each connected part in which a slice does not begin at a whole vector."""
-    start = drafts.unchanged(network)
+    start = drafts.Draft(network, {op.name: i for i, op in enumerate(network.ops)})
     return drafts.offer(network, {GRID: on_grid(start), SUMS: on_grid(summed(start))}, TITLE)

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_runtime.network import Network, Op, exists
+from gpu_runtime.network import Network, Op
+from tactics.planner.graph import holds
 from tactics.problems.library_problem import LibraryProblem
 from tactics.problems.problem import ConvProblem, PoolProblem, Problem
 from tactics.sampling.data import reference
@@ -70,7 +71,7 @@ def _padding(problem: Problem) -> int:
 def plain(network: Network) -> list[Op]:
     """Returns the ops of the network with nothing fused."""
     choice = {group: options[0] for group, options in network.groups}
-    return [op for op in network.ops if exists(op, choice)]
+    return [op for op in network.ops if holds(op.when, choice)]
 
 
 def inputs(network: Network, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,19 +12,21 @@ FP32 kernels (tactics.fp32).
 
 import math
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from cuda_kernels import sparse24
 from gpu_runtime.errors import ModelError
-from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, SINGLE, Network, Op, exists
+from gpu_runtime.network import FP16_MAX, FP16_NORMAL, FP16_OVERFLOW, SINGLE, Network, Op
 from gpu_runtime.precision import constants, execution
 from gpu_runtime.precision.constants import HIGH
 from gpu_runtime.precision.execution import too_large
-from gpu_runtime.runtime.findings import Compared
+from gpu_runtime.progress import warn
+from gpu_runtime.runtime.findings import RangeRecord
 from gpu_runtime.text import not_finite
 from tactics import fp32
+from tactics.planner.graph import holds
 from tactics.planner.grouping import Together
 from tactics.problems.convolution import with_epilogue
 from tactics.problems.gather import GatherProblem, ResizeProblem, ViewProblem
@@ -52,40 +54,23 @@ Smaller = Callable[[bool], Network | None]
 Known = dict[tuple[tuple[int, ...], ...], tuple[dict[str, float] | None, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Ranges:
-    """The findings. `source`: the inputs of the run or, if not `seen`, why none took place. `high`: (tensor, largest magnitude)
-    of all above HIGH; `exponents`: e of every scaled tensor; `single`: (tensor, sentence with the reason) of FP32 tensors;
-    `stuck`: (tensor, why it cannot be FP32) of tensors that still exceed FP16; `masked`: tensors in which -infinity is a
-    mask. `compared`: the comparison of the plan with FP32 on a calibration input (gpu_runtime.deviations), or why it did not
-    run.
-    """
-
-    source: str
-    seen: bool = True
-    high: tuple[tuple[str, float], ...] = ()
-    exponents: Mapping[str, int] = field(default_factory=dict)
-    single: tuple[tuple[str, str], ...] = ()
-    stuck: tuple[tuple[str, str], ...] = ()
-    masked: tuple[str, ...] = ()
-    compared: Compared | None = None
-
-
 def fit(
     network: Network,
     calibration: Mapping[str, np.ndarray] | None = None,
     smaller: Smaller = lambda images: None,
     maskable: Container[str] = (),
     earlier: Known | None = None,
-) -> tuple[Network, Ranges]:
+) -> tuple[Network, RangeRecord]:
     """Returns the network with tensors in FP16's range as far as possible, and the findings.
 
     `calibration`: inputs by name in ONNX's shapes; without, random values 0 to 1. Beyond execution's budgets it runs fewer
     images, or random values for smaller inputs with the network from `smaller`. `maskable`: inputs that may contain -infinity.
     `earlier`: runs on random values, also of other sizes of its inputs; this one is added. Raises ValueError for inputs that do
-    not fit, ModelError for weights that no kernel can hold.
+    not fit, ModelError for weights that no kernel can hold; warns if no run took place.
     """
     run, source = _reached(network, calibration, smaller, maskable, {} if earlier is None else earlier)
+    if run is None:
+        warn(f"{network.name}: FP16's range is {source}; --calibration FILE.npz checks it, else a run shows overflow")
     known = constants.reach(network, maskable)
     masked = tuple(t for t, r in known.items() if r.infinite)
     given = {t: r.finite for t, r in known.items() if r.finite > HIGH and network.type(t).dtype == "fp16"}
@@ -93,7 +78,7 @@ def fit(
     high = tuple((t, float(f"{v:.4g}")) for t, v in sorted(reached.items(), key=lambda r: -r[1]) if not v <= HIGH)
     heavy, caps = _heavy(network, reached)
     if not high and not heavy:
-        return network, Ranges(source, run is not None, masked=masked)
+        return network, RangeRecord(source, masked=masked)
     finite = {t: v for t, v in reached.items() if math.isfinite(v)}
     caps |= {t: min(caps.get(t, 0), math.floor(math.log2(ROOM / v))) for t, v in finite.items() if v > ROOM}
     scaled, exponents, fixed = _stored(network, caps, finite)
@@ -104,7 +89,7 @@ def fit(
         raise ModelError(f"{network.name}: {large[bad[0]]}; FP32 cannot be used either ({stuck[bad[0]]})")
     stuck |= {t: "FP32 cannot hold it either" for t, _ in high if t not in finite}
     types = {**network.types, **dict.fromkeys(wide, SINGLE)}
-    found = Ranges(source, run is not None, high, exponents, tuple(wide.items()), tuple(stuck.items()), masked)
+    found = RangeRecord(source, high, exponents, tuple(wide.items()), tuple(stuck.items()), masked=masked)
     return replace(scaled, types=types), found
 
 
@@ -240,7 +225,7 @@ def _single(network: Network, large: Mapping[str, str]) -> tuple[dict[str, str],
         if isinstance(op.problem, ViewProblem) and len(tensors) == 2:
             both = same[tensors[0]] | same[tensors[1]]
             same.update(dict.fromkeys(both, both))
-        elif not isinstance(op.problem, LibraryProblem) and exists(op, choice) and (why := fp32.reason(op.problem)):
+        elif not isinstance(op.problem, LibraryProblem) and holds(op.when, choice) and (why := fp32.reason(op.problem)):
             against |= dict.fromkeys(tensors, f"{op.name}: {why}")
     wide: dict[str, str] = {}
     stuck: dict[str, str] = {}

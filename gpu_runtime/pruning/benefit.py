@@ -3,10 +3,11 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cuda_kernels.device import relative
+from gpu_runtime.accuracy.errors import finite
 from gpu_runtime.building import build as building
 from gpu_runtime.building.options import BuildOptions
 from gpu_runtime.building.target import pick_device
@@ -35,19 +36,19 @@ TELLS = "--device NAME tells the gain of pruning them"
 class Benefit:
     """The benefit of 2:4 weights in the layers that one launch computes.
 
-    `us`: microseconds that the plan of the pruned network loses if these layers are held dense; 0 if the plan runs them
-    dense, for the reason `why`. `lost_energy`: the share of the file's squared weights that pruning removes.
+    `saved_us`: microseconds that the plan of the pruned network loses if these layers are held dense; 0 if the plan runs them
+    dense, for the `reason`. `lost_energy`: the share of the file's squared weights that pruning removes.
     """
 
     layers: tuple[str, ...]
-    us: float
-    why: str = ""
+    saved_us: float
     lost_energy: float = 0.0
+    reason: str = ""
 
     @property
     def us_per_percent(self) -> float:
         """Microseconds saved per percent of energy lost; infinite if no energy is lost."""
-        return self.us / (100 * self.lost_energy) if self.lost_energy else math.inf if self.us else 0.0
+        return self.saved_us / (100 * self.lost_energy) if self.lost_energy else math.inf if self.saved_us else 0.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -91,7 +92,7 @@ class Forecast(Shown):
             "now_us": now,
             "dense_us": dense_us(outlook),
             "library_us": library.us if library else None,
-            "fastest_dense_us": fastest_dense_us(outlook),
+            "fastest_dense_us": fastest_dense_us(outlook, dense_us(outlook)),
             "gain_over_now": now / total if total else None,
             "gain_over_library": library.us / total if library and total else None,
             "gain": self.gain,
@@ -141,8 +142,8 @@ def benefits(pruned: Outlook) -> dict[str, Benefit]:
     found: dict[str, Benefit] = {}
     for row in pruned.sparsity.rows:
         us = max(row.other_cost_us or 0.0, 0.0) if row.verdict == "sparse" else 0.0
-        benefit = Benefit(row.layers, us, "" if row.verdict == "sparse" else wording.sentence(row, pruned))
-        found |= dict.fromkeys(row.layers, benefit)
+        reason = "" if row.verdict == "sparse" else wording.sentence(row, pruned)
+        found |= dict.fromkeys(row.layers, Benefit(row.layers, us, reason=reason))
     return found
 
 
@@ -150,7 +151,7 @@ def paying(found: Forecast) -> frozenset[str]:
     """Returns the layers that the forecast's plan runs sparse. Raises ModelError if there is no plan."""
     if found.outlook is None:
         raise ModelError(found.unknown)
-    return frozenset(layer for layer, benefit in benefits(found.outlook).items() if not benefit.why)
+    return frozenset(layer for layer, benefit in benefits(found.outlook).items() if not benefit.reason)
 
 
 def ranking(rows: Sequence[Mapping[str, Any]], pruned: Outlook) -> list[Benefit]:
@@ -165,28 +166,19 @@ def ranking(rows: Sequence[Mapping[str, Any]], pruned: Outlook) -> list[Benefit]
         energy = sum(r["energy"] for r in mine)
         if mine:
             lost = sum(r["lost_energy"] * r["energy"] for r in mine) / energy if energy else 0.0
-            found[benefit.layers] = Benefit(benefit.layers, benefit.us, benefit.why, lost)
-    return sorted(found.values(), key=lambda b: (-b.us_per_percent, -b.us, b.lost_energy))
+            found[benefit.layers] = replace(benefit, lost_energy=lost)
+    return sorted(found.values(), key=lambda b: (-b.us_per_percent, -b.saved_us, b.lost_energy))
 
 
 def data(ranked: Sequence[Benefit]) -> list[dict[str, Any]]:
-    return [
-        {
-            "layers": b.layers,
-            "saved_us": b.us,
-            "lost_energy": b.lost_energy,
-            "reason": b.why,
-            "us_per_percent": b.us_per_percent if math.isfinite(b.us_per_percent) else None,
-        }
-        for b in ranked
-    ]
+    return [asdict(b) | {"us_per_percent": finite(b.us_per_percent)} for b in ranked]
 
 
 def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
     """Returns a table of the layers that save time, and the names of the others."""
     if not ranked:
         return "\nNo weights can be 2:4: there is nothing to rank\n"
-    paid, others = ([b for b in ranked if bool(b.us) == pays] for pays in (True, False))
+    paid, others = ([b for b in ranked if bool(b.saved_us) == pays] for pays in (True, False))
     total = pruned.sparsity.summary
     lines = [
         *wrap(f"With all these weights pruned, on {pruned.device.title}, {pruned.timing.label}, {shapes_text(pruned.shapes)}:"),
@@ -196,7 +188,7 @@ def text(ranked: Sequence[Benefit], pruned: Outlook) -> str:
         rows = [
             [
                 ", ".join(b.layers),
-                us_text(b.us, pruned.timing, unit=""),
+                us_text(b.saved_us, pruned.timing, unit=""),
                 lost_text(b.lost_energy),
                 "free" if math.isinf(b.us_per_percent) else f"{b.us_per_percent:.3f}",
             ]

@@ -8,6 +8,7 @@ that one more dense weight never makes the outputs worse. Branches that share a 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -118,13 +119,13 @@ def calibrate(
         return everything - {name for names in worst[:number] for name in names}
 
     tried = {0: trial.accuracy(everything)}
-    low, high = 0, len(worst)  # restoring `high` of them is enough; fewer than `low` are not
-    while low < high and not reference.allows(tried[0]):
-        middle = (low + high) // 2
-        progress(Progress("trial", f"all but {middle}"))
-        tried[middle] = tried.get(middle) or trial.accuracy(but(middle))
-        low, high = (low, middle) if reference.allows(tried[middle]) else (middle + 1, high)
-    number = 0 if reference.allows(tried[0]) else high
+
+    def is_enough(number: int) -> bool:
+        progress(Progress("trial", f"all but {number}"))
+        tried[number] = tried.get(number) or trial.accuracy(but(number))
+        return reference.allows(tried[number])
+
+    number = 0 if reference.allows(tried[0]) else bisect_left(range(len(worst)), True, key=is_enough)
     nothing = trial.accuracy(())
     kept = tried.get(number) or (nothing if number == len(worst) else trial.accuracy(but(number)))
     restored = tuple(w.name for w in pruned if w.name not in but(number))

@@ -12,7 +12,7 @@ import onnx
 from gpu_runtime.accuracy.metrics import Metric, judge
 from gpu_runtime.errors import ModelError, bounded
 from gpu_runtime.frontend import importer
-from gpu_runtime.frontend.files.load import copied, load_whole, named, stored_tensors
+from gpu_runtime.frontend.files.load import copied, load_whole, named, with_weights
 from gpu_runtime.frontend.files.source import Examples, ModelLike, source_of
 from gpu_runtime.frontend.files.weights import Weight, check, prune_one, weights
 from gpu_runtime.fusion.branches import Sum
@@ -157,7 +157,7 @@ def _pruned(whole: onnx.ModelProto, checked: onnx.ModelProto, found: Found, refe
         accuracy = calibrate(reference, checked, able, dense, units, ways.progress)
         rows = [_measured(r, accuracy) for r in rows]
     return Result(
-        _with_weights(whole, checked), tuple(rows), ways.permute, accuracy, patterns.shared, added.unknown, ways.separate
+        with_weights(whole, checked), tuple(rows), ways.permute, accuracy, patterns.shared, added.unknown, ways.separate
     )
 
 
@@ -262,15 +262,3 @@ def _measured(row: Pruned, accuracy: Calibrated) -> Pruned:
         if row.weight in accuracy.restored
         else row
     )
-
-
-def _with_weights(whole: onnx.ModelProto, changed: onnx.ModelProto) -> bytes:
-    """Returns the bytes of the original file with the constants of the changed model."""
-    constants = dict(stored_tensors(changed.graph))
-    for name, t in stored_tensors(whole.graph):
-        if name in constants and t != constants[name]:
-            t.CopyFrom(constants[name])
-    try:
-        return whole.SerializeToString()
-    except ValueError as e:
-        raise ModelError(f"the pruned model cannot be written as one file: {e}") from None

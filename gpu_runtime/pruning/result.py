@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cuda_kernels import files
-from gpu_runtime.accuracy.errors import finite
+from gpu_runtime.accuracy.errors import Accuracy, finite
 from gpu_runtime.pruning.benefit import Forecast
 from gpu_runtime.pruning.calibrate import Calibrated
 from gpu_runtime.runtime.fields import Told
@@ -89,28 +89,10 @@ class Result(Told):
                 "channels_in_place": r.unmoved or None,
                 "sum": r.sum or None,
                 "lost_energy_by_itself": r.by_itself,
-                "snr_db": finite(r.snr_db),
-                "agreement": r.agreement,
-                "score": r.score,
+                **_effect(r),
             }
             for r in self.rows
         ]
-        a = self.accuracy
-        found = (
-            None
-            if a is None
-            else {
-                "samples": a.samples,
-                "restored": a.restored,
-                "reached": a.reached,
-                "metric": a.judge.name if a.judge else None,
-                "score": a.score,
-                **{
-                    k: {"snr_db": finite(v.snr_db), "agreement": v.agreement, "score": v.score}
-                    for k, v in (("kept", a.kept), ("all", a.all))
-                },
-            }
-        )
         return {
             "schema_version": 1,
             "forecast": self.forecast.data(),
@@ -119,7 +101,7 @@ class Result(Told):
             "branches": "separate" if self.separate else "common",
             "branches_unknown": self.unknown or None,
             "sums": [asdict(s) for s in self.sums],
-            "accuracy": found,
+            "accuracy": _accuracy(self.accuracy) if self.accuracy else None,
             "weights": rows,
         }
 
@@ -138,3 +120,19 @@ class Result(Told):
         found = [(r.unpermuted, r.stored.energy) for r in self.rows if r.verdict == "pruned" and r.stored]
         total = sum(energy for _, energy in found)
         return sum((share or 0.0) * energy for share, energy in found) / total if total else 0.0
+
+
+def _accuracy(a: Calibrated) -> dict[str, Any]:
+    return {
+        "samples": a.samples,
+        "restored": a.restored,
+        "reached": a.reached,
+        "metric": a.judge.name if a.judge else None,
+        "score": a.score,
+        "kept": _effect(a.kept),
+        "all": _effect(a.all),
+    }
+
+
+def _effect(of: Pruned | Accuracy) -> dict[str, float | None]:
+    return {"snr_db": finite(of.snr_db), "agreement": of.agreement, "score": of.score}

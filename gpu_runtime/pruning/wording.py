@@ -66,9 +66,8 @@ def text(result: Result) -> str:
         *([a.judge.name.removeprefix("top-1 ")] if a and a.judge else []),
         "verdict",
     ]
-    measured = a is not None
     rows = [_cells(r, result.permuted, a) for r in result.rows]
-    lines = [*table(header, rows, range(2, len(header) - 1)), "", LEGEND, *([ALONE] if measured else []), ""]
+    lines = [*table(header, rows, range(2, len(header) - 1)), "", LEGEND, *([ALONE] if a else []), ""]
     return "\n".join([*lines, *summary(result)]) + "\n"
 
 

@@ -68,7 +68,6 @@ def page(record: EngineRecord) -> Keys:
             "dense_tflops": round(device.dense_tflops, 3),
             "dram_gbps": device.dram_gbps,
             "l2_gbps": device.l2_bytes_per_clk * device.clock_mhz / 1e3,
-            "launch_us": device.launch_us,
         },
         "environment": environment(record),
         "command": command(record),
@@ -178,7 +177,6 @@ def _layer(
         "cost_us": _rounded(other),
         "saved_us": _rounded(_saved_us(row, other)) if row else None,
         "lost_energy": row.lost_energy if row else None,
-        "p_sparse_faster": row.p_sparse_faster if row else None,
         "forms": forms.of(layer) if layer.tactic else [],
         "layers": len(row.layers) if row else None,
     }

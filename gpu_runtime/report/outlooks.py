@@ -10,6 +10,7 @@ from gpu_runtime.explain.figures import (
     PREDICTED,
     RESOURCES,
     dense_us,
+    fastest_dense_us,
     held_text,
     pruned_outlook,
     pruning_text,
@@ -45,14 +46,6 @@ def dense(p: Outlook) -> float:
     the plan without sparse kernels.
     """
     return p.if_pruned.now_us if p.if_pruned else dense_us(p)
-
-
-def fastest_dense(p: Outlook) -> float:
-    """Returns the microseconds per batch of the fastest dense plan: our plan, or the estimate with a library's kernels if it is
-    less.
-    """
-    library = shown(p).solution.rivals.library
-    return min(dense(p), library.us) if library else dense(p)
 
 
 def series(plans: Sequence[Outlook]) -> tuple[tuple[str, Get], ...]:
@@ -109,9 +102,9 @@ def _picks(p: Outlook) -> str:
     return f"{len(p.sparsity.picked)} of {len(p.sparsity.eligible)}"
 
 
-def _us(us: float | None, unit: str = " us") -> str:
-    """Returns predicted microseconds as text; "-" for an unknown time."""
-    return "-" if us is None else us_text(us, PREDICTED, unit=unit)
+def _us(us: float | None) -> str:
+    """Returns predicted microseconds as text, without their unit; "-" for an unknown time."""
+    return "-" if us is None else us_text(us, PREDICTED, unit="")
 
 
 def _head(plans: Sequence[Outlook], which: str) -> str:
@@ -139,10 +132,10 @@ def _batch_table(plans: Sequence[Outlook]) -> list[str]:
         [
             p.device.name,
             str(p.batch),
-            _us(shown(p).solution.total_us, unit=""),
-            *(_us(None if (us := get(p)) is None else us / p.batch, unit="") for _, get in columns),
+            _us(shown(p).solution.total_us),
+            *(_us(None if (us := get(p)) is None else us / p.batch) for _, get in columns),
             _picks(shown(p)),
-            *(ratio_text(us / shown(p).solution.total_us) for us in (dense(p), fastest_dense(p))),
+            *(ratio_text(us / shown(p).solution.total_us) for us in (dense(p), fastest_dense_us(shown(p), dense(p)))),
         ]
         for of in by_device(plans).values()
         for p in of
@@ -190,7 +183,7 @@ def _sources(d: Device) -> list[str]:
 def _cell(row: SparsityRow, plan: Outlook) -> str:
     """Returns the lines of a cell: the reason's label, the times of the best kernels, the limiting resource."""
     dense, sparse = row.best_dense, row.best_sparse
-    times = " / ".join(_us(best.us if best else None, unit="") for best in ((dense, sparse) if sparse else (dense,)))
+    times = " / ".join(_us(best.us if best else None) for best in ((dense, sparse) if sparse else (dense,)))
     merged = f"\nas {printable(row.layer)}" if len(row.layers) > 1 else ""
     if row.floor is None:  # a layer in FP32 uses no tensor cores, whose floors these are
         return f"FP32\n{times}\n{RESOURCES[dense.bound] if dense else '-'}{merged}"

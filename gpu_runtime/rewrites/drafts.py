@@ -59,10 +59,6 @@ class Draft:
     at: Mapping[str, int]
 
 
-def unchanged(network: Network) -> Draft:
-    return Draft(network, {op.name: i for i, op in enumerate(network.ops)})
-
-
 # ---- convolutions over other channels
 
 

@@ -11,7 +11,7 @@ one convolution of x with two groups.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,17 +26,6 @@ ADDED = "one, with the sum"
 Conv = Op[ConvProblem]
 
 
-@dataclass(frozen=True, slots=True)
-class _SlicedConvs:
-    """Convolutions of channel slices: `convs[i]` reads `parts[i]`; the parts are consecutive slices of `source` and together
-    all of it.
-    """
-
-    source: str
-    parts: tuple[Op[MoveProblem], ...]
-    convs: tuple[Conv, ...]
-
-
 def offer(network: Network) -> Network:
     """Returns the network with the alternatives added, also with a gate in front; `Op.layers` of the new ops names their
     layers.
@@ -45,19 +34,20 @@ def offer(network: Network) -> Network:
     for concat in network.ops:
         if not computes(concat, ConcatProblem) or (sliced := _sliced_convs(network, concat)) is None:
             continue
-        if (problem := _grouped(sliced.convs) or _depthwise(sliced.convs)) is None:
+        parts, convs = sliced
+        if (problem := _grouped(convs) or _depthwise(convs)) is None:
             continue
-        group, one = f"pieces {' || '.join(op.layer for op in sliced.convs)}", _one(sliced, concat, problem)
-        options.either(group, (*sliced.parts, *sliced.convs, concat), [(concat, one)])
+        group, one = f"pieces {' || '.join(op.layer for op in convs)}", _one(parts, convs, concat, problem)
+        options.either(group, (*parts, *convs, concat), [(concat, one)])
         if (total := _sum(network, concat)) is not None and (added := _added(one, concat, total)) is not None:
             options.either(group, [total], [(total, added)], ADDED)
             options.limit(total, group, ONE)
     return squeeze_excite.gates(options.network(), decided=True)
 
 
-def _sliced_convs(network: Network, concat: Op[ConcatProblem]) -> _SlicedConvs | None:
-    """Returns the convolutions that a Concat joins, if they read all slices of one tensor, in order, and nothing else reads
-    slices or results; else None.
+def _sliced_convs(network: Network, concat: Op[ConcatProblem]) -> tuple[list[Op[MoveProblem]], list[Conv]] | None:
+    """Returns (slices, convolutions): the convolutions that a Concat joins and the slice that each reads, if these are all
+    slices of one tensor, in order, and nothing else reads slices or results; else None.
     """
     if concat.problem.axis != 1 or concat.when or len(set(concat.inputs)) < max(2, len(concat.inputs)):
         return None
@@ -76,7 +66,7 @@ def _sliced_convs(network: Network, concat: Op[ConcatProblem]) -> _SlicedConvs |
         convs.append(ops[1])
     source = parts[0].inputs[0]
     whole = first == parts[0].problem.c and not network.is_fp32(source) and not network.is_fp32(concat.output)
-    return _SlicedConvs(source, tuple(parts), tuple(convs)) if whole else None
+    return (parts, convs) if whole else None
 
 
 def _grouped(convs: Sequence[Conv]) -> ConvProblem | None:
@@ -112,14 +102,13 @@ def _whole(convs: Sequence[Conv], problem: ConvProblem) -> ConvProblem:
     return replace(with_epilogue(problem, bias=bias), sparse24=sparse)
 
 
-def _one(sliced: _SlicedConvs, concat: Op[ConcatProblem], problem: ConvProblem) -> Conv:
-    convs = sliced.convs
+def _one(parts: Sequence[Op[MoveProblem]], convs: Sequence[Conv], concat: Op[ConcatProblem], problem: ConvProblem) -> Conv:
     weights = stacked(convs, [_placed(op, problem) for op in convs])
     if "slope" in convs[0].weights:
         weights["slope"] = np.concatenate([op.weights["slope"] for op in convs])
-    whole, layers = joined(*sliced.parts, *convs, concat), tuple(op.layer for op in convs)
+    whole, layers = joined(*parts, *convs, concat), tuple(op.layer for op in convs)
     name, layer = " || ".join(op.name for op in convs), " || ".join(layers)
-    return Op(name, problem, (sliced.source,), concat.output, weights, whole.nodes, (), layer, layers)
+    return Op(name, problem, parts[0].inputs, concat.output, weights, whole.nodes, (), layer, layers)
 
 
 def _placed(op: Conv, whole: ConvProblem) -> np.ndarray:

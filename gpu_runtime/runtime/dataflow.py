@@ -32,6 +32,7 @@ FEW_CHANNELS = 128  # more than any layout's vector
 MOST_WORK = 4_000_000  # pairs of tensors in a block, and branches, per plan, so that every proof is quick
 Shape4 = tuple[int, int, int, int]
 Network = Mapping[str, tuple[Sequence[str], str]]  # an operation's name -> its inputs, its output
+_place_of = attrgetter("offset", "shape4", "format", "inside")  # the bytes of a tensor, and their format
 
 
 class Fault(ValueError):
@@ -187,7 +188,7 @@ class _Walk:
         otherwise.
         """
         held = self.held.get(record.name)
-        if held is None or not _is_same_place(held.record, record):
+        if held is None or _place_of(held.record) != _place_of(record):
             raise Fault(f"reads tensor {record.name[:40]!r} at a place to which no earlier layer wrote it")
         if tensor is not None and held.tensor != tensor:
             raise Fault(f"reads tensor {held.tensor!r}, expected {tensor!r}")
@@ -283,12 +284,6 @@ def holds(record: TensorPlace | Bound, m: Map) -> bool:
         if inner and inner[0][1] == step and inner[0][0] <= n:
             inner.pop(0)
     return Box(0, tuple(inner), mine.run).end <= box.run
-
-
-def _is_same_place(one: TensorPlace | Bound, other: TensorPlace | Bound) -> bool:
-    """Whether two records have the same bytes in the same format."""
-    mine, its = ((t.offset, t.shape4, t.format, t.inside) for t in (one, other))
-    return mine == its
 
 
 def _boxes(spot: Spot) -> tuple[Box, ...]:

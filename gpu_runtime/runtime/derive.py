@@ -10,10 +10,7 @@ from typing import Any
 
 from gpu_runtime.runtime.plan_record import CallStep, LaunchStep, Layer, Step
 from tactics.format import Strides, strides
-from tactics.launches import launches
-from tactics.problems.protocol import Problem
 from tactics.step import Arg, Call, Launch
-from tactics.tactic import Tactic
 
 WORKSPACE, COUNTERS = "workspace", "counters"  # scratch memory, and the arguments that point to it
 
@@ -26,11 +23,6 @@ def layer_strides(layer: Layer) -> tuple[Strides, ...] | None:
     if not any(t.is_placed for t in layer.tensors):
         return None
     return tuple(strides(t.whole.format, t.whole.shape4) for t in layer.tensors)
-
-
-def work(problem: Problem, tactic: Tactic, layer: Layer) -> tuple[Launch | Call, ...]:
-    """Returns the launches of a layer, or the calls of a library's functions."""
-    return launches(problem, tactic, layer_strides(layer))
 
 
 def steps(

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpu_runtime.text import printable
 from tactics import codec
-from tactics.codec import As, Check, Text, WholeNumber
+from tactics.codec import As, Check, Text, whole_number
 from tactics.format import Format, Key
 from tactics.tactic import IN_PLACE, Tactic
 
@@ -32,13 +32,13 @@ def _planned(text: str) -> Tactic | None:
     return None if text == IN_PLACE else Tactic.parse(text)
 
 
-Size = Annotated[int, WholeNumber(0, LARGEST)]
-Count = Annotated[int, WholeNumber(1, 2**31 - 1)]
+Size = Annotated[int, whole_number(0, LARGEST)]
+Count = Annotated[int, whole_number(1, 2**31 - 1)]
 Number = Annotated[float, Check("a number", lambda v: abs(v) < LARGEST)]
 Time = Annotated[float, Check("a positive number", lambda v: 0 < v < LARGEST)]
 Single = Annotated[float, Check("an FP32 number", lambda v: abs(v) < 3.5e38)]
-Exponent = Annotated[int, WholeNumber(-(2**31), 2**31 - 1)]
-Value = Annotated[int, WholeNumber(-LARGEST, LARGEST)]
+Exponent = Annotated[int, whole_number(-(2**31), 2**31 - 1)]
+Value = Annotated[int, whole_number(-LARGEST, LARGEST)]
 LayerFormat = Annotated[Format, As("a format such as fp16:hwc8", _format, str)]
 LayoutKey = Annotated[Key, As("a memory layout such as fp16:last64", Key.parse, str)]
 TacticName = Annotated[Tactic, As("the name of a tactic", Tactic.parse, str)]

@@ -366,11 +366,11 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RangeRecord(Shown):
-    """The tensors that FP16 cannot hold, as found by `source`.
+    """The tensors that FP16 cannot hold, as found by `source`: the inputs of a run, or why none took place.
 
     `high`: [tensor, largest magnitude, or null where FP32 cannot hold it either]; `exponents`: of tensors stored times 2^e;
-    `single`: [tensor, why it is FP32]; `stuck`: [tensor, why it cannot be]; `masked`: tensors in which -infinity is a mask,
-    which a run does not show.
+    `single`: [tensor, why it is FP32]; `stuck`: [tensor, why it cannot be]; `compared`: the plan with FP32 on a calibration
+    input; `masked`: tensors in which -infinity is a mask, which a run does not show.
     """
 
     source: Text

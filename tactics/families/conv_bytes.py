@@ -30,7 +30,6 @@ from tactics.tactic import Only, Tactic, restrict, tactic_of
 from tactics.tiles import no_room_for_border
 
 SOURCES = {"conv_dense_int8": "conv_dense", "conv_sparse24_int8": "conv_sparse24"}
-HALVED = {"hwc16": "hwc8", "chw32": "chw16"}  # layouts of bytes -> the same addresses, of halfs
 # Products of bytes per clock and SM, which GeForce cards do at the workstation cards' rate (data sheets).
 INT8_FMA_PER_CLK = {"sm_80": 2048, "sm_86": 1024, "sm_87": 2048, "sm_89": 1024, "sm_90a": 4096, "sm_120": 1024}
 QUANTIZED = replace(RELU, multiplied=True, act=Activation("quantize", (0.0, 127.0)))

@@ -7,7 +7,7 @@ each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase that
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -60,8 +60,8 @@ class Phase(NamedTuple):
 def phases(p: ConvTransposeProblem) -> tuple[Phase, ...]:
     """Returns every phase with output pixels."""
     rows, columns = (
-        [_taps(i, axis) for i in range(min(axis.stride, axis.out))]  # phases beyond the output are empty
-        for axis in map(_Axis, p.stride, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), p.out)
+        [_taps(i, stride, out, of_axis) for i in range(min(stride, out))]  # phases beyond the output are empty
+        for stride, out, *of_axis in zip(p.stride, p.out, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), strict=True)
     )
     found: list[Phase] = []
     for i, row in enumerate(rows):
@@ -77,26 +77,14 @@ def phases(p: ConvTransposeProblem) -> tuple[Phase, ...]:
     return tuple(found)
 
 
-class _Axis(NamedTuple):
-    """The sizes of a transposed convolution along rows or columns. `size`: of the filter; `image`, `out`: of input and
-    output."""
-
-    stride: int
-    pad: int
-    dilation: int
-    size: int
-    image: int
-    out: int
-
-
-def _taps(phase: int, axis: _Axis) -> tuple[tuple[int, ...], int, int, int] | None:
+def _taps(phase: int, stride: int, out: int, of_axis: Sequence[int]) -> tuple[tuple[int, ...], int, int, int] | None:
     """Returns (taps, dilation, padding before, padding after) of the convolution that computes the outputs phase, phase +
     stride, ... along an axis; None if there are none. Negative padding leaves input pixels out.
 
-    With 4 taps, stride 2 and padding 1, output 0 is tap 3 of input pixel -1 (padding) plus tap 1 of pixel 0: phase 0 has taps
-    (3, 1).
+    `out`: the size of the output; `of_axis`: padding, dilation, and the sizes of the filter and the input. With 4 taps, stride
+    2 and padding 1, output 0 is tap 3 of input pixel -1 (padding) plus tap 1 of pixel 0: phase 0 has taps (3, 1).
     """
-    stride, pad, dilation, size, image, out = axis
+    pad, dilation, size, image = of_axis
     count = -(-(out - phase) // stride)
     if count < 1:
         return None

@@ -10,13 +10,22 @@ from cuda_kernels import sparse24
 PATTERNS = list(itertools.combinations(range(4), 2))
 
 
+def decompress(values: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """Undoes sparse24.compress: values [M, K/2], codes [M, K/4] -> [M, K]."""
+    pairs = values.reshape(*codes.shape, 2)
+    out = np.zeros((*codes.shape, 4), values.dtype)
+    index = np.stack([codes & 3, codes >> 2], axis=-1).astype(np.int64)
+    np.put_along_axis(out, index, pairs, axis=-1)
+    return out.reshape(codes.shape[0], -1)
+
+
 @pytest.mark.parametrize("pair,code", list(zip(PATTERNS, (0x4, 0x8, 0xC, 0x9, 0xD, 0xE), strict=True)))
 def test_each_of_the_six_patterns(pair, code):
     w = np.zeros((1, 4), np.float16)
     w[0, list(pair)] = (1.5, -2.5)
     values, codes = sparse24.compress(w)
     assert codes.tolist() == [[code]] and values.tolist() == [[1.5, -2.5]]
-    assert np.array_equal(sparse24.decompress(values, codes), w)
+    assert np.array_equal(decompress(values, codes), w)
 
 
 @pytest.mark.parametrize("kept", [(), (0,), (1,), (2,), (3,)])
@@ -25,14 +34,14 @@ def test_fewer_than_two_still_gets_a_legal_code(kept):
     w[0, list(kept)] = 7
     values, codes = sparse24.compress(w)
     assert codes[0, 0] in sparse24.CODES
-    assert np.array_equal(sparse24.decompress(values, codes), w)
+    assert np.array_equal(decompress(values, codes), w)
 
 
 def test_round_trip_of_random_pruned_weights():
     rng = np.random.default_rng(0)
     w = sparse24.prune(rng.standard_normal((96, 128)).astype(np.float16))
     w[rng.random(w.shape) < 0.1] = 0
-    assert np.array_equal(sparse24.decompress(*sparse24.compress(w)), w)
+    assert np.array_equal(decompress(*sparse24.compress(w)), w)
 
 
 def test_compress_names_the_first_misfit():

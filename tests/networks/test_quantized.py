@@ -11,8 +11,9 @@ from onnx import helper, numpy_helper
 
 import gpu_runtime as gr
 from benchmarks import topologies
-from gpu_runtime.network import Network, exists
+from gpu_runtime.network import Network
 from gpu_runtime.rewrites import integers
+from tactics.planner.graph import holds
 from tactics.problems.pointwise_ops import ROUNDING, Activation
 from tactics.problems.problem import ConvProblem
 from tactics.sampling.data import reference
@@ -101,7 +102,7 @@ def off(net: Network, feeds: Mapping[str, np.ndarray], known: Mapping[str, np.nd
     tensors = {t.name: rounded(np.asarray(feeds[t.name], np.float32).reshape(t.shape4)) for t in net.inputs}
     differ = count = most = 0.0
     for op in net.ops:
-        if not exists(op, choice):
+        if not holds(op.when, choice):
             continue
         y = reference(op.problem, [tensors[t] for t in op.inputs], op.weights)
         end = integers.ending(op.problem)
@@ -138,7 +139,7 @@ def test_a_tensor_of_onnx_s_name_has_its_values(form):
     wide.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs if name not in given)
     expected, tensors = ort_run(wide, FEEDS, optimized=False), dict(FEEDS)
     for op in net.ops:
-        if exists(op, {group: options[0] for group, options in net.groups}):
+        if holds(op.when, {group: options[0] for group, options in net.groups}):
             tensors[op.output] = reference(op.problem, [tensors[t] for t in op.inputs], op.weights)
     compared = [name for name in outputs if name in tensors]
     assert len(compared) > 20

@@ -146,7 +146,7 @@ def test_every_candidate_is_accepted_and_no_other():
 
 @dataclass(frozen=True)
 class Part:
-    size: Annotated[int, records.WholeNumber(0, 9)]
+    size: Annotated[int, records.whole_number(0, 9)]
     in_: Annotated[complex, records.As("a complex number", complex, str)] = 1j
 
 

@@ -413,3 +413,15 @@ def type_name(t: int) -> str:
 
 def first_line(e: BaseException) -> str:
     return next((line.strip() for line in str(e).splitlines() if line.strip()), type(e).__name__)
+
+
+def with_weights(whole: onnx.ModelProto, pruned: onnx.ModelProto) -> bytes:
+    """Returns the bytes of a model with the stored tensors of its pruned copy. Raises ModelError if they are too many."""
+    stored = dict(stored_tensors(pruned.graph))
+    for name, t in stored_tensors(whole.graph):
+        if name in stored and t != stored[name]:
+            t.CopyFrom(stored[name])
+    try:
+        return whole.SerializeToString()
+    except ValueError as e:
+        raise ModelError(f"the pruned model cannot be written as one file: {e}") from None

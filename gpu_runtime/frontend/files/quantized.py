@@ -14,7 +14,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.frontend.files.load import graphs_in, int_attribute, opset_version, stored_tensors, title, to_array, type_name
+from gpu_runtime.frontend.files.load import (
+    graphs_in,
+    int_attribute,
+    opset_version,
+    put_nodes,
+    stored_tensors,
+    title,
+    to_array,
+    type_name,
+)
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 MICROSOFT = "com.microsoft"
@@ -96,9 +105,7 @@ class _Spelling:
                 self.nodes.append(node)
             else:
                 self._node(node, form)
-        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.nodes]
-        del self.graph.node[:]
-        self.graph.node.extend(copies)
+        put_nodes(self.graph, self.nodes)
 
     def _node(self, node: onnx.NodeProto, form: Form) -> None:
         given = {a.name: a for a in node.attribute}

@@ -172,10 +172,11 @@ def _refused(p: ConvProblem, kernel: str) -> Reason | None:
 
 def _reason(p: ConvProblem, tactic: Tactic, against: str) -> str:
     """Why the tactic cannot run the problem, or ""; `against`: the reason from its tile and output, if any."""
-    x = tactic.ins[0]
+    x, t = tactic.ins[0], tactic.gemm
     if linear(x):
         return "linear input: a tensor map's rows are channels"
-    return against or _why_no_map(p, strides(x, p.in_shapes[0]), tactic.gemm) or conv_gemm.problem_reason(p, tactic)
+    copied = t.n // t.cluster[0], t.cluster[0], t.box
+    return against or _no_map(p, strides(x, p.in_shapes[0]), *copied) or conv_gemm.problem_reason(p, tactic)
 
 
 def _tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
@@ -189,15 +190,11 @@ def _tile_reason(p: ConvProblem, tactic: Tactic, device: Device) -> str:
     return no_room(ends.smem(tactic), device)
 
 
-def _why_no_map(p: ConvProblem, x: Strides, t: Tile) -> str:
-    return _no_map(p, x, t.n // t.cluster[0], t.cluster[0], t.box)
-
-
 @lru_cache(maxsize=4096)
 def _no_map(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int, ...] | None) -> str:
     """Why the input has no tensor map, or "". Cached by the values that decide a map, which many tiles share."""
     try:
-        _mapped(p, x, pixels, across, box)
+        _map(p, x, pixels, across, box)
     except ValueError as e:
         return f"no tensor map of the input: {e}"
     return ""
@@ -272,7 +269,7 @@ def launches(
     x = strided[0] if strided else strides(tactic.ins[0], p.in_shapes[0])
     args = conv_gemm.arguments(p, tactic, store, strided)
     args |= ints(k_tiles=k_stages(p) // ends.taps(t), tap_stages=tap_stages(p), m16=_rows64(p, tactic) // 16, units=units)
-    args |= {"map": ("map", _map(p, x, t))}
+    args |= {"map": ("map", _map(p, x, t.n // across, across, t.box))}
     args |= ints(im2col=not maps.pixels_in_order(p, x))
     if shared:
         args |= {"partial": ("workspace", 0), "counters": ("counters", 0), **ints(splits=t.split, tiles=units)}
@@ -296,15 +293,10 @@ def launches(
     return (launch(tactic.kernel, values, (blocks, m.count, 1), threads, smem, args, *sums),)
 
 
-def _map(p: ConvProblem, x: Strides, t: Tile) -> Map:
-    """The tensor map of the pixels that one block copies of those that its cluster shares. Raises ValueError with the broken
-    rule.
+def _map(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int, ...] | None) -> Map:
+    """The tensor map of the `pixels` that one block copies of those that its cluster shares. `across`: blocks that share a box
+    of input pixels, if `box` is given. Raises ValueError with the broken rule.
     """
-    return _mapped(p, x, t.n // t.cluster[0], t.cluster[0], t.box)
-
-
-def _mapped(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int, ...] | None) -> Map:
-    """The tensor map of `pixels` of a block; `across`: blocks that share a box of input pixels, if `box` is given."""
     if not box:
         return maps.input_map(p, x, K_STAGE, pixels)
     images, rows, cols = box

@@ -14,7 +14,7 @@ from gpu_runtime.frontend import importer
 from gpu_runtime.frontend.files.source import source_of
 from gpu_runtime.planning import io_formats
 from gpu_runtime.planning.alternatives import alternatives
-from gpu_runtime.precision import ranges
+from gpu_runtime.runtime.findings import RangeRecord
 from tactics.measure.race import quantiles
 from tactics.measure.timing import Predicted, Time
 from tests.conftest import MODELS
@@ -69,7 +69,7 @@ def planned():
     network = alternatives(lowered(loaded, {"input": (4, 3, 32, 32)}))
     ends = io_formats.resolve(None, network.inputs, "input") | io_formats.resolve(None, network.outputs, "output")
     planner = Planner(H200, Remembering(), BuildOptions(), ends)
-    return PlannedNetwork(*planner(network), ranges.Ranges("nothing")), planner
+    return PlannedNetwork(*planner(network), RangeRecord("nothing")), planner
 
 
 def until(planner: Planner, ended) -> Planner:

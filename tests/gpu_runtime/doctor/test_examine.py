@@ -190,7 +190,7 @@ def examined(
     """With a made-up child nothing is run, so that nothing needs to be compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examine, "compile_kernel", compiler)
-        return examine.examine(H200, child=examine.Process(child(tmp_path, faults), hang_s), kernels=kernels, **options)
+        return examine.examine(H200, child=(child(tmp_path, faults), hang_s), kernels=kernels, **options)
 
 
 def family(found, kernel):
@@ -279,7 +279,7 @@ def test_time_ends_and_the_rest_is_untested(tmp_path):
 
 def test_a_child_that_never_starts_leaves_all_untested(tmp_path):
     (tmp_path / "dead.py").write_text("raise SystemExit('no CUDA on /home/someone/secret/place today')")
-    found = examine.examine(H200, child=examine.Process((sys.executable, str(tmp_path / "dead.py"))), kernels=("move",))
+    found = examine.examine(H200, child=((sys.executable, str(tmp_path / "dead.py")), examine.HANG_S), kernels=("move",))
     assert not found.well and {f.status for f in found.families} == {"untested"} and not found.kept
     assert "someone" not in json.dumps(wording.data(found))
 

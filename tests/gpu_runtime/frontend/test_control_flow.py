@@ -113,7 +113,7 @@ def test_branches_have_weights_and_names_of_their_own(tmp_path):
     net = check_against_ort(path)
     imported = importer.read(path)
     conv = next(n for n in imported.model.graph if n.op_type == "Conv")
-    assert conv.name == "If_2_Conv" and imported.stored[conv.name].fits and net.ops
+    assert conv.name == "If_2_Conv" and imported.loaded.stored[conv.name].fits and net.ops
 
 
 def test_what_a_graph_inside_reads_is_read():

@@ -161,7 +161,7 @@ def test_every_gemm_is_a_convolution_or_a_product(name):
 
 def test_old_fp16_model_and_names():
     imported = importer.read(given_model("squeezenet11_fp16"))
-    assert imported.name == "squeezenet11_fp16" and imported.dtypes == {"data_0": "fp16", "softmaxout_1": "fp16"}
+    assert imported.name == "squeezenet11_fp16" and imported.loaded.dtypes == {"data_0": "fp16", "softmaxout_1": "fp16"}
     names = [n.name for n in imported.model.graph]
     assert len(set(names)) == len(names) and "Conv_0" in names and "Relu_1" in names
 

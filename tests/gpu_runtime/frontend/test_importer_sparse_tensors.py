@@ -60,7 +60,7 @@ def test_sparse_weights_are_weights(where, linear, dtype, tmp_path):
     path = save(tmp_path, proto)
     check_against_ort(path)
     imported = importer.read(path)
-    assert imported.stored[next(n.name for n in imported.model.graph if n.op_type == "Conv")].fits
+    assert imported.loaded.stored[next(n.name for n in imported.model.graph if n.op_type == "Conv")].fits
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -11,7 +11,7 @@ from cuda_kernels import sparse24
 from gpu_runtime import build
 from gpu_runtime.frontend import importer
 from gpu_runtime.fusion import fuse
-from gpu_runtime.network import exists
+from tactics.planner.graph import holds
 from tactics.problems.problem import ConvProblem
 from tests.reference_run import check_against_ort, model, network, node
 
@@ -71,7 +71,7 @@ def merged(net):
 def left(net):
     """The ops of the plan in which all is merged."""
     choice = {group: options[-1] for group, options in net.groups}
-    return [op for op in net.ops if exists(op, choice)]
+    return [op for op in net.ops if holds(op.when, choice)]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpu_runtime.errors import ModelError
-from gpu_runtime.network import exists
+from tactics.planner.graph import holds
 from tactics.problems.epilogue import MaxPool
 from tactics.problems.problem import ConvProblem
 from tactics.problems.protocol import Feature
@@ -38,7 +38,7 @@ def test_residual_add_goes_into_either_producer():
     assert [op.layer for op in net.ops] == ["a", "b", "a", "b", ""]
     assert net.ops[0].weights["w"] is net.ops[2].weights["w"]
     assert [op.problem.epilogue.residual for op in net.ops if isinstance(op.problem, ConvProblem)] == [False, False, True, True]
-    assert [op.name for op in net.ops if exists(op, {"s": "into b"})] == ["a", "b + s + y"]
+    assert [op.name for op in net.ops if holds(op.when, {"s": "into b"})] == ["a", "b + s + y"]
 
 
 def test_one_producer_is_an_activation():
@@ -155,7 +155,7 @@ def test_every_choice_of_a_real_network_computes_the_same():
         pick = np.random.default_rng(seed)
         choice = {g: str(pick.choice(options)) for g, options in net.groups}
         assert np.allclose(run(net, feeds, choice)["logits"], expected, rtol=1e-2, atol=1e-2), (choice, names)
-        live = [op for op in net.ops if exists(op, choice)]
+        live = [op for op in net.ops if holds(op.when, choice)]
         assert len({op.output for op in live}) == len(live)
         assert sum(op.layer != "" for op in live) == 20
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gpu_runtime as gr
-from gpu_runtime.network import Options, exists
+from gpu_runtime.network import Options
 from gpu_runtime.planning.alternatives import alternatives
 from gpu_runtime.rewrites import (
     back_to_back,
@@ -15,6 +15,7 @@ from gpu_runtime.rewrites import (
     squeeze_excite,
     upsampling,
 )
+from tactics.planner.graph import holds
 from tactics.problems.problem import ConvProblem, MoveProblem
 from tests.reference_run import check_against_ort, model, network, node
 
@@ -90,7 +91,7 @@ def test_depth_to_space_is_a_store_or_a_launch(mode):
     nodes += [node("PRelu", "d s", "y")]
     net = check_against_ort(model(nodes, {"x": (2, 8, 5, 6)}, "y", w), BOUND, rewrite=blocks.offer)
     ((group, options),) = net.groups
-    apart = [op.problem for op in net.ops if exists(op, {group: options[1]})]
+    apart = [op.problem for op in net.ops if holds(op.when, {group: options[1]})]
     assert len(net.ops) == 3 and [type(p) for p in apart] == [ConvProblem, MoveProblem] and apart[0].epilogue.d2s == 1
 
 
@@ -118,6 +119,6 @@ def test_options_stand_where_they_are_said_to_and_nothing_unread_stays():
     options.behind(tail, twin)
     more = options.network()
     assert [op.name for op in more.ops] == [conv.name, tail.name, "twin"] and more.groups == (("g", ("one", "other")),)
-    assert [op.name for op in more.ops if exists(op, {"g": "other"})] == [conv.name, "twin"]
+    assert [op.name for op in more.ops if holds(op.when, {"g": "other"})] == [conv.name, "twin"]
     assert set(more.tensors) == {"x", conv.output, "y"}
     assert more.readers[conv.output] == more.ops[1:] and more.producers["y"] == more.ops[1:]

@@ -9,9 +9,10 @@ import pytest
 
 import gpu_runtime as gr
 from cuda_kernels.device import DEFAULT_DEVICE
-from gpu_runtime.network import APART, exists
+from gpu_runtime.network import APART
 from gpu_runtime.rewrites import blocks, channels
 from gpu_runtime.rewrites.channels import DEPTHWISE_TOO, IN_WEIGHTS
+from tactics.planner.graph import holds
 from tactics.problems.gather import GatherProblem, ViewProblem
 from tactics.problems.problem import ConcatProblem, ConvProblem, MoveProblem
 from tests.ort_budget import engine_within_budget
@@ -155,7 +156,7 @@ def agrees(proto, bound: float = 1e-5):
 def kinds(net, option: str) -> list[str]:
     """Problems that move elements, with every group that has this option set to it."""
     choice = {group: option if option in options else IN_WEIGHTS for group, options in net.groups}
-    alive = [op for op in net.ops if exists(op, choice)]
+    alive = [op for op in net.ops if holds(op.when, choice)]
     return [type(op.problem).__name__ for op in alive if isinstance(op.problem, (GatherProblem, MoveProblem, ViewProblem))]
 
 

@@ -9,13 +9,14 @@ import pytest
 import gpu_runtime as gr
 from cuda_kernels.device import ARCHITECTURES, DEFAULT_DEVICE, named
 from cuda_kernels.launch import Emulated
-from gpu_runtime.network import APART, exists
+from gpu_runtime.network import APART
 from gpu_runtime.rewrites import blocks, channels, upsampling
 from tactics.candidates import candidates
 from tactics.families.conv_gemm import row_order
 from tactics.families.merged import padded_k
 from tactics.format import Format, num_bytes, padded_channels
 from tactics.launches import launches
+from tactics.planner.graph import holds
 from tactics.problems.convolution import depth_to_space, space_to_depth
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import MoveProblem
@@ -234,7 +235,7 @@ def test_an_enlarged_residual_is_read_where_it_is_small(b, act):
         got = run(net, feeds, {group[0]: option})["y"]
         assert relative_error(got, ort_run(proto, feeds)["y"]) < 1e-5
     choice = {group[0]: "into a, upsampled"}
-    (op,) = (op for op in net.ops if exists(op, choice))
+    (op,) = (op for op in net.ops if holds(op.when, choice))
     assert op.problem.epilogue.up == 2 and op.inputs == ("x", "z")
 
 
@@ -261,7 +262,7 @@ def test_depth_to_space_of_a_tensor_with_other_readers_stays(tail):
 def chosen(net, option):
     """The problems that there are where the one group has that option."""
     ((group, _),) = net.groups
-    return [op.problem for op in net.ops if exists(op, {group: option})]
+    return [op.problem for op in net.ops if holds(op.when, {group: option})]
 
 
 @pytest.mark.parametrize("kind", ["s2d_dcr", "s2d_crd", "SpaceToDepth"])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cuda_kernels.device import named
-from gpu_runtime.network import exists
 from tactics.candidates import candidates
+from tactics.planner.graph import holds
 from tactics.problems.pointwise_ops import Activation
 from tactics.problems.problem import ConvProblem, ConvTransposeProblem, PointwiseProblem
 from tests.problems import TAILS, check, conv_case
@@ -52,7 +52,7 @@ def case(rng, product, activation, behind=(), positive=True):
 def left(net):
     """The ops of the plan in which as much as possible is one."""
     choice = {group: options[-1] for group, options in net.groups}
-    return [op for op in net.ops if exists(op, choice)]
+    return [op for op in net.ops if holds(op.when, choice)]
 
 
 def products(ops):
