@@ -161,7 +161,7 @@ def test_pools(text, nbytes):
     assert parse_pools(text.split()) == nbytes
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_activations_take_no_more_than_the_command_line_says(files, cli):
     def build(limit: str) -> tuple[int, str, str]:
         return cli(f"build sparse.onnx -o m.engine --device=h200 {SHAPES} {limit}")

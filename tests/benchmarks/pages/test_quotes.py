@@ -57,7 +57,11 @@ PASTED = [page for page in PAGES if any(p.cost != "never" for p in pastes(page))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PASTED, ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page",
+    [p if p.name in ("README.md", "quickstart.md") else pytest.param(p, marks=pytest.mark.full) for p in PASTED],
+    ids=lambda p: p.name,
+)
 def test_what_a_reader_pastes_runs(page):
     """Blocks of shell and Python, in the page's order, in one folder."""
     run([as_command(p) for p in pastes(page) if p.cost != "never"])

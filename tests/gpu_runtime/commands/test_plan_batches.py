@@ -27,7 +27,7 @@ def shapes(batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sparsity", ["enable", "force"])
+@pytest.mark.parametrize("sparsity", ["enable", pytest.param("force", marks=pytest.mark.full)])
 def test_the_plans_are_those_of_separate_builds(sparsity):
     path = DIGITS / "digits_sparse.onnx"
     found = pipeline.plan(path, ["l4", "rtx4090"], batches=BATCHES, sparsity=sparsity)

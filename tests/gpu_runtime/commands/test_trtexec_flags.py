@@ -259,7 +259,7 @@ def test_ranges_that_have_no_answer(given, code, words, files, cli):
     assert got == code and words in err and not (files / "two.engine").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_range_and_two_profiles(files, cli):
     """The plan of another batch is shown by --shapes, in each command that shows one."""
     assert cli(f"build sparse.onnx -o range.engine --device h200 --sparsity=enable {RANGE.format(1, 8, 64, 8)}")[::2] == (0, "")

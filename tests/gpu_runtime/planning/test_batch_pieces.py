@@ -134,7 +134,7 @@ def test_a_problem_for_fewer_images_computes_those(seed):
             assert np.allclose(reference(of, [x[i : i + 1] for x in xs], op.weights), y[i : i + 1], 1e-4, 1e-5, equal_nan=True)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_an_l4_runs_a_resnet_in_pieces_and_an_h200_does_not():
     proto = resnet50(32)
     whole, engine = gr.build(proto, device="h200"), gr.build(proto, device="l4")
