@@ -23,12 +23,12 @@ def test_the_prediction_counts_what_tensor_cores_execute(patch, reach):
     t = tactic(problem, patch)
     _, stats = run(problem, t)
     (launch,) = launches(problem, t)
-    blocks, warps = launch.grid[0], launch.block[0] // 32
-    instructions, port, products, _ = conv_depthwise._tensor(problem, patch, launch.block[0])
-    assert stats.mma * 16 * 8 * 16 == blocks * warps * products
-    assert 0.55 < blocks * warps * instructions / stats.instructions < 1.4
+    blocks = launch.grid[0]
+    clocks, _ = conv_depthwise._tensor(problem, patch, launch.block[0], rate=1.0)  # of a block, one product in a clock
+    assert stats.mma * 16 * 8 * 16 == blocks * clocks["tensor"]
+    assert 0.55 < blocks * 4 * clocks["issue"] / stats.instructions < 1.4  # four warps issue in a clock
     lines = stats.sectors * 16 / patch.channels  # a pixel's sectors of 16 channels lie in one
-    assert 0.9 < blocks * port / (stats.wavefronts + lines) < 1.1
+    assert 0.9 < blocks * clocks["l1"] / (stats.wavefronts + lines) < 1.1
 
 
 @pytest.mark.parametrize("reach", LIMITS)
