@@ -67,8 +67,7 @@ def asked(device: Device, names: list[str], small: bool) -> dict[str, list[tuple
             found[tactic.kernel].append((problem, tactic))
     for name in [name for name, of in found.items() if not of]:
         found[name] = [(case.problem, case.tactic) for case in cases(device) if case.kernel == name]
-    most = SMALL_MOST if small else MOST
-    drawn = {name: random.Random(name).sample(of, min(most, len(of))) for name, of in found.items()}
+    drawn = {name: random.Random(name).sample(of, min(SMALL_MOST if small else MOST, len(of))) for name, of in found.items()}
     return {name: sorted(of, key=lambda pair: str(pair[0])) for name, of in drawn.items()}
 
 

@@ -14,6 +14,7 @@ __version__ = "0.0 (rehearsal)"
 version = SimpleNamespace(cuda="13.0")
 backends = SimpleNamespace(cudnn=SimpleNamespace(benchmark=False, version=lambda: 0))
 float16, bfloat16, channels_last = np.float16, np.float32, "channels_last"
+int8, int32 = np.int8, np.int32
 
 
 class Tensor:
@@ -115,6 +116,10 @@ def randn(*shape, device=None, dtype=None):
     return Tensor(np.random.standard_normal(shape).astype(dtype))
 
 
+def randint(low, high, size, *, device=None, dtype=None):
+    return Tensor(np.random.randint(low, high, size, dtype))
+
+
 def empty(*shape, device=None, dtype=None):
     return Tensor(np.empty(shape, dtype))
 
@@ -131,6 +136,11 @@ def matmul(input, other, *, out):
     """Returns `out` unchanged: products of FP16 on a CPU would keep the stopwatch waiting."""
     assert input.a.shape[1] == other.a.shape[0] and out.a.shape == (input.a.shape[0], other.a.shape[1])
     return out
+
+
+def _int_mm(self, mat2, *, out):
+    assert (self.a.dtype, mat2.a.dtype, out.a.dtype) == (int8, int8, int32) and mat2.a.flags.f_contiguous
+    return matmul(self, mat2, out=out)
 
 
 def mm(x, y):
