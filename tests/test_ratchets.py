@@ -1,16 +1,23 @@
-"""Counts that only go down: functions with many parameters, and imports inside of functions.
+"""Counts that only go down: functions with many parameters, imports inside of functions, files that name a composite problem.
 
 Values that belong together are a record. An import stands at the top of its file unless it keeps a heavy package or module out
 of programs that do not need it (tests/package/test_startup.py).
 """
 
 import ast
+import re
 from pathlib import Path
+
+import pytest
+
+from tactics.kernels import KERNELS
 
 ROOT = Path(__file__).parents[1]
 MANY = 7  # parameters, without self and cls
 MOST_FUNCTIONS = 12  # with that many
 MOST_LATE_IMPORTS = 75  # (file, function, module), of cuda_kernels, tactics and gpu_runtime
+MOST_NAMING = 5  # product files that name one composite problem
+COMPOSITES = sorted({kind.__name__ for kernel in KERNELS.values() for kind in kernel.problems if kind.PARTS})
 
 
 def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -50,3 +57,11 @@ def test_few_imports_stand_inside_of_functions():
     paths = sorted(path for name in ("cuda_kernels", "tactics", "gpu_runtime") for path in (ROOT / name).rglob("*.py"))
     found = [f"{path.relative_to(ROOT)}: {name} {module}" for path in paths for name, module in late_imports(path.read_text())]
     assert len(found) <= MOST_LATE_IMPORTS, f"{len(found)}: {found}"
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_few_files_name_a_composite_problem(name):
+    """The others take a composite's parts."""
+    paths = (path for folder in ("cuda_kernels", "tactics", "gpu_runtime") for path in (ROOT / folder).rglob("*.py"))
+    found = sorted(str(path.relative_to(ROOT)) for path in paths if re.search(rf"\b{name}\b", path.read_text()))
+    assert 0 < len(found) <= MOST_NAMING, found

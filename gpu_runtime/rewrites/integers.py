@@ -26,8 +26,6 @@ from tactics.problems.gather import ViewProblem
 from tactics.problems.intervals import ANY, Interval
 from tactics.problems.pointwise_ops import MAX_STAGES, NONE, ROUNDING, Activation, Stage
 from tactics.problems.problem import (
-    BackToBackProblem,
-    ChainedProblem,
     ConcatProblem,
     ConvProblem,
     ConvTransposeProblem,
@@ -79,13 +77,12 @@ def _results(op: Op[Any], found: Numbers) -> Interval | None:
 
 
 def ending(p: Problem) -> Activation:
-    """Returns the activation that makes a problem's results; NONE where something else does."""
-    if isinstance(p, ChainedProblem):
-        p = p.chain
+    """Returns the activation that makes a problem's results, of a composite its last part's; NONE where something else does."""
+    p = p.parts[-1]
     if isinstance(p, PointwiseProblem):
         end = p.stages[-1] if p.stages else None
         return Activation(end.op, end.params) if end is not None and end.op in ROUNDING else NONE
-    if not isinstance(p, (ConvProblem, ConvTransposeProblem, BackToBackProblem)):
+    if not isinstance(p, (ConvProblem, ConvTransposeProblem)):
         return NONE
     end_of = p.epilogue
     behind = end_of.affine or (end_of.residual and end_of.act_first)
