@@ -176,6 +176,7 @@ def test_drawn_networks_compute_the_same_in_every_option(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("seed", range(60, 400))
 def test_more_drawn_networks(seed):
     check(seed, alternatives if seed % 3 == 0 else padding.offer, 1e-5 if seed % 3 else 2e-3)

@@ -89,7 +89,7 @@ def lazily(network, factor):
 
 
 @pytest.mark.parametrize("factor", [1.0, pytest.param(1.5, marks=pytest.mark.full), pytest.param(0.7, marks=pytest.mark.full)])
-@pytest.mark.parametrize("network", ["resnet20", pytest.param("squeezenet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("network", ["resnet20", pytest.param("squeezenet", marks=pytest.mark.full)])
 def test_few_pairs_are_timed_and_the_plan_is_as_good(network, factor):
     path, shapes, most = NETWORKS[network]
     best, _ = built(Truth(factor), 5, path, shapes=shapes)

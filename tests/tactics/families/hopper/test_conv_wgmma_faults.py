@@ -292,6 +292,7 @@ def cases():
             yield pytest.param(name, kernel, marks=pytest.mark.slow if i != number % len(fault.kernels) else ())
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("name, kernel", list(cases()))
 def test_a_fault_in_the_loop_is_seen(name, kernel, patched):
     fault = FAULTS[name]
