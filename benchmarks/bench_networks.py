@@ -300,7 +300,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def begin(todo: Sequence[Row], device: str, folder: Path, pool: Executor, judged: bool) -> dict[Wanted, Future[float]]:
+def begin(todo: Sequence[Row], device: str, folder: Path, pool: Executor, judged: bool = False) -> dict[Wanted, Future[float]]:
     """Starts the builds of engines with predicted times in several processes, in the order of the rows; returns the future
     seconds of each.
     """
@@ -386,9 +386,7 @@ def main() -> int:
             return all_rows(todo, args, folder, hardware.named_like(current().title))
         with processes.pool(os.cpu_count() or 1) as pool:
             failed: dict[str, str] = {}
-            done = [
-                e for w, f in begin(todo, args.build_only, folder, pool, args.judge).items() for e in built(w, f.result, failed)
-            ]
+            done = [e for w, f in begin(todo, args.build_only, folder, pool).items() for e in built(w, f.result, failed)]
         print(f"{len(done)} engines built in {time.monotonic() - begun:.0f} s", *failed.values(), sep="\n", flush=True)
         return 1 if failed else 0
 

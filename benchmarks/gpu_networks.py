@@ -289,6 +289,10 @@ def onnxruntime_run(path: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.nd
     return sessions.run(sessions.session(onnx.load(path)), feeds)
 
 
+def table(data: dict[str, Any]) -> Iterator[str]:
+    yield from (f"{row['network']}: {line(row)}" for row in data["networks"])
+
+
 def line(row: dict[str, Any]) -> str:
     """Returns a network's row as one line."""
 

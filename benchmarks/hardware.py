@@ -81,7 +81,7 @@ def networks(data: dict[str, Any]) -> Iterator[str]:
         yield f"{row['network']:22} {row['batch']:5} " + " ".join(cells[i].replace("nan", "  -") for i in wanted)
         yield from (f"  FAILED {kind}: {why[:160]}" for kind, why in row.get("failed", {}).items())
         timed = f"{row.get('tactics timed', 0)} tactics of {row.get('problems', 0)} problems timed until then"
-        for kind in (k for k in OURS if k.endswith("_measured") and k in row):
+        for kind in (k for k in OURS if k.endswith("_measured") and "us" in row.get(k, ())):
             sums = f"plan {row[kind]['planned_us']:.1f} us, graph {row[kind]['us']:.1f}"
             yield f"  {kind}: built in {row[kind]['build_s']:.0f} s, {timed}; {sums}"
             for op, before, after in row[kind].get("replaced", ()):
@@ -110,18 +110,11 @@ def right(data: dict[str, Any]) -> Iterator[str]:
     yield "right: " + ", ".join(f"{kernel} ({count} tactics)" for kernel, count in data.get("right", {}).items())
 
 
-def older_networks(data: dict[str, Any]) -> Iterator[str]:
-    from benchmarks.gpu_networks import line
-
-    yield from (f"{row['network']}: {line(row)}" for row in data["networks"])
-
-
 # The tables of rows whose module has none of its own for a result of theirs.
 TABLES: dict[str, Callable[[dict[str, Any]], Iterator[str]]] = {
     "benchmarks.bench_networks": networks,
     "benchmarks.experiments.hardware_tests": lambda data: iter([data["last_line"]]),
     "benchmarks.experiments.right": right,
-    "benchmarks.gpu_networks": older_networks,
 }
 
 

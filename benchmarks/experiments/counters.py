@@ -40,7 +40,7 @@ def targets(device: Device, small: bool) -> dict[str, Entry]:
     end = RESIDUAL if not small else layers.problem("small 1x1")
     able = [t for t in candidates(end, device) if t.ins[0].layout == t.out.layout == "hwc8" and not t.sparse]
     first = min(able, key=lambda t: (predict_us(end, t, device), t.name))
-    (long,) = layers.entries(next(iter(layers.SMALL)) if small else LONG, device, "2:4", 1)[:1]
+    long = layers.entries(next(iter(layers.SMALL)) if small else LONG, device, "2:4", 1)[0]
     return {"64>256 residual": Entry(end, first), "long 2:4": long}
 
 

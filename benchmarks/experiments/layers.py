@@ -5,8 +5,8 @@
 Of each layer the MOST dense and the MOST 2:4 tactics that predictions put first, channels last, and its strips of 128 x 224 and
 128 x 256 pixels where K has 36 stages and more; of the layers in BYTES also tactics that read and write INT8. Dense tactics run
 on dense weights and 2:4 tactics on weights that are pruned, each on data of its own, as a user's networks would; samples of all
-alternate. Random normal data, medians of ROUNDS, L2 as
-in a network (tactics/sampling/stopwatch.py). Each output is compared with the reference before it is timed.
+alternate. Random normal data, medians of ROUNDS, L2 as in a network (tactics/sampling/stopwatch.py). Each output is compared
+with the reference before it is timed.
 """
 
 import math

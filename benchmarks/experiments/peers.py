@@ -75,8 +75,10 @@ def ours(contest: Contest, entry: Entry) -> Contestant:
     return Contestant(lambda: contest.sample(entry)[0], replay, {"tactic": entry.tactic.name, "rel_error": error})
 
 
-def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant]:
-    """Returns name -> contestant: two by cuDNN and two by cuBLAS, on the data of our dense tactic, under its stopwatch."""
+def of_torch(torch: Any, contest: Contest, entry: Entry, failed: dict[str, str]) -> dict[str, Contestant]:
+    """Returns name -> contestant: two by cuDNN and two by cuBLAS, on the data of our dense tactic, under its stopwatch. Adds to
+    `failed` why others cannot run.
+    """
     bench, p = contest.benches[entry.problem], entry.problem
     stream = torch.cuda.ExternalStream(bench.gpu.stream.ptr)
     cudnn = Cudnn(torch, bench, p)
@@ -98,8 +100,12 @@ def of_torch(torch: Any, contest: Contest, entry: Entry) -> dict[str, Contestant
     found = {}
     runs = {"cudnn": cudnn.fused, "cudnn plain": cudnn.plain, "cublas": multiply, "cublas INT8": multiply_whole}
     for label, run in runs.items():
-        with torch.cuda.stream(stream):
-            before, timed, count = cudnn.prepare(run, stream)
+        try:
+            with torch.cuda.stream(stream):
+                before, timed, count = cudnn.prepare(run, stream)
+        except RuntimeError as e:
+            failed[label] = str(e)[:500]
+            continue
 
         def sample(before: Any = before, timed: Any = timed, count: int = count) -> float:
             with torch.cuda.stream(stream):
@@ -177,7 +183,7 @@ def measured(name: str, x: Experiment, torch: Any) -> None:
     entries = chosen(name, x)
     contestants, dense, p = {kind: ours(contest, e) for kind, e in entries.items()}, entries["dense"], layers.problem(name)
     try:
-        contestants |= of_torch(torch, contest, dense)
+        contestants |= of_torch(torch, contest, dense, row["failed"])
     except RuntimeError as e:
         row["failed"]["torch"] = str(e)[:500]
     found = of_sparselt(p.k, p.r * p.s * p.c, p.n * p.p * p.q, row["failed"])

@@ -7,6 +7,7 @@ from fractions import Fraction
 
 from gpu_runtime.benchmark.records import Query, Settings, Statistics, Summary, Trace
 from gpu_runtime.runtime.plan_record import EngineRecord
+from tactics.measure.timing import Time
 from tactics.predict import predict_us, sigma
 
 ENQUEUE_BOUND = 0.8  # enqueue time / compute time, medians: above it the GPU may wait for the host (trtexec)
@@ -88,15 +89,13 @@ def remarks(found: Summary, settings: Settings) -> list[str]:
     return notes
 
 
-def predicted(record: EngineRecord) -> tuple[float, float, float]:
-    """Returns the predicted microseconds of the kernels of one query, the sum over the layers, and the range that the
-    prediction's error allows: its least, its most.
+def predicted(record: EngineRecord) -> Time:
+    """Returns the predicted time of the kernels of one query, the sum over the layers, with the range that its error allows.
 
     If the engine's times were measured, the time of each layer is predicted now; else the time is the engine's own prediction.
     """
     device, pairs = record.device, [(e.problem, e.tactic) for e in record.plan.layers if e.problem and e.tactic]
     times = [predict_us(problem, tactic, device) for problem, tactic in pairs]
     us = record.plan.solution.total_us if record.timing.is_predicted else sum(times)
-    errors = [t * sigma(problem, tactic, device) for t, (problem, tactic) in zip(times, pairs, strict=True)]
-    error = sum(errors) / sum(times) if sum(times) else 0.0
-    return us, us / math.exp(error), us * math.exp(error)
+    most = math.exp(sum(t * sigma(*pair, device) for t, pair in zip(times, pairs, strict=True)) / (sum(times) or 1.0))
+    return Time(us, us / most, us * most)

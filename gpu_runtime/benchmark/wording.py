@@ -97,8 +97,8 @@ def clocks_text(clocks: Clocks) -> str:
 
 def predicted_text(record: EngineRecord) -> str:
     """Returns the lines of trtexec's block that can be predicted; each line with a time says that it is predicted."""
-    us, *ends = predicted(record)
-    label, per_s, ms = f"predicted({record.device.name})", 1e6 / us if us else 0.0, [*map(ms_of, (us, *ends))]
+    time, label = predicted(record), f"predicted({record.device.name})"
+    per_s, ms = 1e6 / time.us if time.us else 0.0, [*map(ms_of, (time.us, time.low_us, time.high_us))]
     lines = [
         RULE.format("Performance summary (predicted, nothing was measured)"),
         f"Throughput: ~{per_s:.6g} qps, {label}: 1 stream, a GPU that never waits",

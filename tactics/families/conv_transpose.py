@@ -7,7 +7,7 @@ each phase has its own packed weights ("w0", "w1", ...; "b0", ...). A phase that
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
@@ -59,10 +59,7 @@ class Phase(NamedTuple):
 @lru_cache(maxsize=1024)
 def phases(p: ConvTransposeProblem) -> tuple[Phase, ...]:
     """Returns every phase with output pixels."""
-    rows, columns = (
-        [_taps(i, stride, out, of_axis) for i in range(min(stride, out))]  # phases beyond the output are empty
-        for stride, out, *of_axis in zip(p.stride, p.out, p.pad, p.dilation, (p.r, p.s), (p.h, p.w), strict=True)
-    )
+    rows, columns = ([_taps(p, i, phase) for phase in range(min(p.stride[i], p.out[i]))] for i in (0, 1))  # the rest is empty
     found: list[Phase] = []
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
@@ -77,14 +74,15 @@ def phases(p: ConvTransposeProblem) -> tuple[Phase, ...]:
     return tuple(found)
 
 
-def _taps(phase: int, stride: int, out: int, of_axis: Sequence[int]) -> tuple[tuple[int, ...], int, int, int] | None:
+def _taps(p: ConvTransposeProblem, i: int, phase: int) -> tuple[tuple[int, ...], int, int, int] | None:
     """Returns (taps, dilation, padding before, padding after) of the convolution that computes the outputs phase, phase +
-    stride, ... along an axis; None if there are none. Negative padding leaves input pixels out.
+    stride, ... along rows (i = 0) or columns (i = 1); None if there are none. Negative padding leaves input pixels out.
 
-    `out`: the size of the output; `of_axis`: padding, dilation, and the sizes of the filter and the input. With 4 taps, stride
-    2 and padding 1, output 0 is tap 3 of input pixel -1 (padding) plus tap 1 of pixel 0: phase 0 has taps (3, 1).
+    With 4 taps, stride 2 and padding 1, output 0 is tap 3 of input pixel -1 (padding) plus tap 1 of pixel 0: phase 0 has taps
+    (3, 1).
     """
-    pad, dilation, size, image = of_axis
+    stride, pad, dilation, out = p.stride[i], p.pad[i], p.dilation[i], p.out[i]
+    size, image = (p.r, p.s)[i], (p.h, p.w)[i]
     count = -(-(out - phase) // stride)
     if count < 1:
         return None

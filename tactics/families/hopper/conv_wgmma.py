@@ -294,8 +294,8 @@ def launches(
 
 
 def _map(p: ConvProblem, x: Strides, pixels: int, across: int, box: tuple[int, ...] | None) -> Map:
-    """The tensor map of the `pixels` that one block copies of those that its cluster shares. `across`: blocks that share a box
-    of input pixels, if `box` is given. Raises ValueError with the broken rule.
+    """Returns the tensor map by which one block copies its `pixels` of the tile that its cluster shares. `across`: the number
+    of blocks that share a box of input pixels, if `box` is given. Raises ValueError with the broken rule.
     """
     if not box:
         return maps.input_map(p, x, K_STAGE, pixels)

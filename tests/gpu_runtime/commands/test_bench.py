@@ -1,7 +1,7 @@
 """`gpu-runtime bench` as it is typed on a machine without a GPU: what it predicts, and what it refuses. What it measures is
 tested on the emulated driver (test_driver_bench.py), its statistics in test_summary.py."""
 
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import numpy as np
 import pytest
@@ -43,12 +43,12 @@ def test_every_predicted_time_says_so(files, cli):
 
 def test_the_error_of_a_prediction(files):
     record = gr.load(files / "tiny.engine").record
-    found = us, low, high = predicted(record)
-    assert low < us < high and us**2 == pytest.approx(low * high)
-    assert 1.1 < high / us < 1.5
+    found = predicted(record)
+    assert found.low_us < found.us < found.high_us and found.us**2 == pytest.approx(found.low_us * found.high_us)
+    assert 1.1 < found.high_us / found.us < 1.5
     plan = replace(record.plan, solution=Solution(1e6, "", ""))
     timed = replace(record, timing=Timing("measured", "measured(a GPU)"), plans=(plan,))
-    assert predicted(timed) == pytest.approx(found)
+    assert astuple(predicted(timed)) == pytest.approx(astuple(found))
     assert predicted_text(timed).count("predicted(h200)") == 2
 
 
